@@ -1,0 +1,52 @@
+"""Entry point of the `attnquant` command: parsing, and errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import attnquant
+from attnquant.cli import decompose, inspect, plugins
+from attnquant.errors import AttnQuantError
+
+COMMANDS = (decompose, inspect, plugins)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser with every command."""
+    parser = argparse.ArgumentParser(
+        prog="attnquant", description="Make and look at theta bundles."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"attnquant {attnquant.__version__}"
+    )
+    commands = parser.add_subparsers(
+        dest="command", required=True, title="commands", metavar="COMMAND"
+    )
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        0 if all went well, 1 after an error that has been printed, 130 if
+        interrupted. Wrong usage exits with 2, as argparse does.
+    """
+    options = build_parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except AttnQuantError as error:
+        print(f"attnquant: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("attnquant: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (`head`, say) has left: not an error of ours.
+        sys.stderr.close()
+        return 0
+    return status

@@ -1,0 +1,26 @@
+"""Tables and sizes as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def format_bytes(count: int) -> str:
+    """Return a size in decimal units: ``536.2 MB``."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in columns as wide as their widest cell."""
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    ]
+    return "\n".join(line.rstrip() for line in lines)

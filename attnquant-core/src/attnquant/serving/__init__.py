@@ -1,0 +1,1 @@
+"""The serving half: MAX layers, weight adapter and pipeline model. Imports max."""

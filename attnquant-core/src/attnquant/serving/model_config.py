@@ -1,0 +1,73 @@
+"""The fields that AttnQuant adds to a model's config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnquant.settings import Settings, resolve_settings
+from attnquant.theta.bundle import BundleInfo, parse_block
+from attnquant.theta.checkpoint import BUNDLE_KEY
+from attnquant.theta.layout import ThetaLayout
+
+
+@dataclass(kw_only=True)
+class AttnQuantConfigMixin:
+    """Adds the decomposition's settings to one of MAX's model configs."""
+
+    lora_rank: int = 0
+    """r, the rank of the low-rank terms; 0 at passthrough."""
+
+    tie_families: str = "all"
+    """Which families are decomposed: ``all`` or ``attn``."""
+
+    shared_blocks: int = 0
+    """G, the number of bands."""
+
+    tied_projections: tuple[str, ...] = ()
+    """The families that are decomposed, by name."""
+
+    formulation: str = "gemm"
+    """How projections are computed."""
+
+    layout: ThetaLayout | None = field(default=None, repr=False)
+    """Which theta tensors there are; known once the weights are."""
+
+    def apply_settings(self, settings: Settings) -> None:
+        """Take over resolved settings."""
+        self.lora_rank = settings.lora_rank
+        self.tie_families = settings.tie_families
+        self.shared_blocks = settings.shared_blocks
+        self.tied_projections = settings.tied_projections
+        self.formulation = settings.formulation
+
+    @property
+    def theta_layout(self) -> ThetaLayout:
+        """The layout, which the weight adapter found.
+
+        Raises:
+            RuntimeError: If weights have not been adapted yet.
+        """
+        if self.layout is None:
+            msg = "the layout is known only after the weights have been adapted"
+            raise RuntimeError(msg)
+        return self.layout
+
+
+def bundle_of(huggingface_config: Any) -> BundleInfo | None:
+    """Return a bundle's block out of transformers' config; None for a raw checkpoint.
+
+    Raises:
+        BundleError: If there is a block that cannot be read.
+    """
+    block = getattr(huggingface_config, BUNDLE_KEY, None)
+    return None if block is None else parse_block(block)
+
+
+def settings_of(huggingface_config: Any, num_layers: int) -> Settings:
+    """Return the settings that a model is served with.
+
+    Raises:
+        SettingError: If the environment is out of range or contradicts the bundle.
+    """
+    return resolve_settings(num_layers, bundle_of(huggingface_config))

@@ -1,0 +1,133 @@
+"""What every AttnQuant pipeline model does, whatever its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from max.driver import Buffer
+from max.graph.weights import WeightData
+from max.nn.layer import Module
+from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
+
+from attnquant.errors import CheckpointError, ServingError
+from attnquant.serving.model_config import AttnQuantConfigMixin
+from attnquant.serving.weight_adapter import Adapted, WeightAdapter
+from attnquant.theta.bundle import open_bundle
+from attnquant.theta.checkpoint import open_checkpoint
+
+
+class AttnQuantPipelineModelMixin:
+    """Mixed in before one of MAX's single-decoder pipeline models.
+
+    A model package says which module is the decoder (`build_decoder`) and whatever is
+    particular to it; loading, checking, naming and the single device are done here.
+    """
+
+    weight_adapter: ClassVar[WeightAdapter]
+    """The architecture's."""
+
+    _adapted: Adapted
+
+    def build_decoder(self, model_config: Any) -> Module:
+        """Return the module whose graph is served; the model package implements it."""
+        raise NotImplementedError
+
+    @property
+    def signal_buffers(self) -> list[Buffer]:
+        """One device needs no signalling; MAX's Gemma models would allocate some."""
+        return []
+
+    def _load_state_dict(self) -> dict[str, WeightData]:
+        # The MAX model this is mixed into supplies the attributes used here.
+        host: Any = self
+        check_files(Path(host.pipeline_config.model.model_path))
+        weights = {name: weight.data() for name, weight in host.weights.items()}
+        self._adapted = self.weight_adapter.adapt(
+            weights, host._hf_config_for_weights(), host.dtype
+        )
+        return self._adapted.state_dict
+
+    def finish_config(self, config: AttnQuantConfigMixin) -> None:
+        """Tell a new model config what the weight adapter found."""
+        config.apply_settings(self._adapted.settings)
+        config.layout = self._adapted.layout
+
+    def graph_specs(self, model_config: Any) -> dict[str, GraphSpec]:
+        """Return the decoder's graph, weights bound and checked."""
+        host: Any = self
+        decoder: Any = self.build_decoder(model_config)
+        load_weights(decoder, self._adapted.state_dict)
+        # The graph's registry holds what it binds; let go of the rest.
+        self._adapted = Adapted({}, self._adapted.layout, self._adapted.settings)
+        return {
+            GraphRole.DECODER: GraphSpec(
+                decoder,
+                graph_name(type(decoder).__name__, model_config),
+                host._bind_graph_inputs(decoder.input_tree()),
+                weights=decoder.state_dict(auto_initialize=False),
+            )
+        }
+
+
+def graph_name(prefix: str, config: AttnQuantConfigMixin) -> str:
+    """Return a graph's name with all in it that changes the graph's body.
+
+    MAX matches exported artifacts by name and input types, not by body.
+    """
+    rank = f"r{config.lora_rank}"
+    blocks = f"g{config.shared_blocks}"
+    return "_".join((prefix, config.formulation, blocks, rank, config.tie_families))
+
+
+def check_files(path: Path) -> None:
+    """Check a local checkpoint or bundle before MAX's loader reads it.
+
+    MAX picks one of two tensors of a name and does not look at a bundle's block.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or a bundle is not whole.
+    """
+    if not path.is_dir():
+        # A name on the Hugging Face Hub; MAX has put its files into a cache.
+        return
+    if open_checkpoint(path).is_bundle:
+        open_bundle(path)
+
+
+def load_weights(module: Module, state_dict: Mapping[str, WeightData]) -> None:
+    """Load weights after comparing the two sets of names.
+
+    Args:
+        module: The decoder.
+        state_dict: Weights by full name.
+
+    Raises:
+        CheckpointError: If the checkpoint lacks a weight or has one too many, naming
+            it.
+        ServingError: If MAX refuses a weight's shape or dtype.
+    """
+    expected = module.raw_state_dict().keys()
+    if missing := sorted(expected - state_dict.keys()):
+        raise CheckpointError(
+            missing[0],
+            expected=f"{len(expected)} weights, this one among them",
+            found=f"{len(missing)} missing: {_some(missing)}",
+        )
+    if surplus := sorted(state_dict.keys() - expected):
+        raise CheckpointError(
+            surplus[0],
+            expected=f"{len(expected)} weights, this one not among them",
+            found=f"{len(surplus)} too many: {_some(surplus)}",
+        )
+    try:
+        # Safetensors files give no alignment beyond a byte. The names were compared
+        # above, so there is nothing left that strict=False could drop silently.
+        module.load_state_dict(state_dict, weight_alignment=1, strict=False)
+    except ValueError as error:
+        raise ServingError("weights", found=str(error)) from error
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

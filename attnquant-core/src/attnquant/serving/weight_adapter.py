@@ -1,0 +1,251 @@
+"""The weight adapter: a checkpoint's or bundle's tensors to those of the graph.
+
+Its seven steps, in order: prefix map; strip ``language_model.``; pass theta tensors
+through as they are; decompose what is not decomposed yet; flat keys to nested names;
+cast to the model's dtype; put the graph's prefix in front again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from max.dtype import DType
+from max.graph.weights import WeightData
+
+from attnquant.errors import CheckpointError, SettingError
+from attnquant.serving.arrays import WeightArrays, cast, to_weight
+from attnquant.serving.formulations import (
+    precompute_weff_outside_graph,
+    use_precomputed_weff_outside,
+)
+from attnquant.serving.model_config import bundle_of
+from attnquant.settings import BLOCKS, RANK, TIE, Settings, resolve_settings
+from attnquant.theta.bundle import BundleInfo, check_tensors
+from attnquant.theta.decompose import iter_decomposed, kept_names, projection_shapes
+from attnquant.theta.dtypes import Array, common_storage_dtype
+from attnquant.theta.families import FAMILIES, module_of
+from attnquant.theta.grouping import Grouping
+from attnquant.theta.layout import ThetaLayout, check_rank_bound, make_layout
+from attnquant.theta.names import projection_name
+from attnquant.theta.prefix_map import PrefixMap
+
+GRAPH_PREFIX = "language_model."
+"""What every weight's name begins with in the graph, as in MAX's Gemma."""
+
+_LAYER_FAM_RE = re.compile(
+    rf"(?P<layer>layers\.\d+)\.(?P<family>{'|'.join(FAMILIES)})\.(?P<factor>U|s|V)"
+)
+
+logger = logging.getLogger("max.pipelines")
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What the adapter makes of a checkpoint.
+
+    Attributes:
+        state_dict: The graph's weights by name.
+        layout: Which theta tensors they came from.
+        settings: What the model is served with.
+    """
+
+    state_dict: dict[str, WeightData]
+    layout: ThetaLayout
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class WeightAdapter:
+    """Adapts one architecture's weights; one instance per architecture.
+
+    Attributes:
+        prefix_map: The plugin's, for a config.
+        grouping: The plugin's W0 grouping key, for a decoder's config.
+    """
+
+    prefix_map: Callable[[Mapping[str, Any]], PrefixMap]
+    grouping: Callable[[Mapping[str, Any]], Grouping]
+
+    def __call__(
+        self, state_dict: Mapping[str, Any], huggingface_config: Any, **_: object
+    ) -> dict[str, WeightData]:
+        """Adapt as MAX's own adapters do, in the checkpoint's dtype.
+
+        See `adapt`, which the pipeline model calls: it knows the model's dtype.
+        """
+        weights = {name: weight.data() for name, weight in state_dict.items()}
+        return self.adapt(weights, huggingface_config, dtype=None).state_dict
+
+    def adapt(
+        self,
+        weights: Mapping[str, WeightData],
+        huggingface_config: Any,
+        dtype: DType | None,
+        settings: Settings | None = None,
+    ) -> Adapted:
+        """Turn a checkpoint's or a bundle's tensors into the graph's.
+
+        Args:
+            weights: Tensors by name, as in the files.
+            huggingface_config: The decoder's config, as transformers gives it.
+            dtype: The model's dtype; None leaves each tensor in its own.
+            settings: By default those of the environment and the bundle.
+
+        Raises:
+            AttnQuantError: If names, shapes, values or settings do not fit; nothing
+                is guessed or left out.
+        """
+        started = time.perf_counter()
+        config = huggingface_config.to_dict()
+        num_layers = int(huggingface_config.num_hidden_layers)
+        bundle = bundle_of(huggingface_config)
+        settings = settings or resolve_settings(num_layers, bundle)
+        if bundle is not None:
+            _check_bundle(weights, bundle)
+            canonical, layout = dict(weights), bundle.layout
+        else:
+            canonical = self._canonical(weights, huggingface_config, config)
+            layout = self._layout(canonical, config, num_layers, settings)
+        theta, kept = _theta(canonical, layout, decomposed=bundle is not None)
+        if use_precomputed_weff_outside(settings.formulation):
+            arrays = {name: _array(value) for name, value in theta.items()}
+            theta = dict(precompute_weff_outside_graph(arrays, layout))
+        adapted = {
+            GRAPH_PREFIX + _nested(name): _weight(_nested(name), value, dtype)
+            for name, value in {**theta, **kept}.items()
+        }
+        logger.info(
+            "AttnQuant: G=%d of %d layers, r=%d, tie=%s, formulation=%s (from %s);"
+            " weights ready in %.1f s",
+            settings.shared_blocks,
+            num_layers,
+            settings.lora_rank,
+            settings.tie_families,
+            settings.formulation,
+            settings.origin,
+            time.perf_counter() - started,
+        )
+        return Adapted(adapted, layout, settings)
+
+    def _canonical(
+        self,
+        weights: Mapping[str, WeightData],
+        huggingface_config: Any,
+        config: Mapping[str, Any],
+    ) -> dict[str, WeightData]:
+        sources = self.prefix_map(config).rename(weights)
+        canonical = {
+            name.removeprefix(GRAPH_PREFIX): weights[source]
+            for name, source in sources.items()
+        }
+        if getattr(huggingface_config, "tie_word_embeddings", False):
+            # A copy of the embedding, which the graph's head shares.
+            canonical.pop("lm_head.weight", None)
+        return canonical
+
+    def _layout(
+        self,
+        canonical: Mapping[str, WeightData],
+        config: Mapping[str, Any],
+        num_layers: int,
+        settings: Settings,
+    ) -> ThetaLayout:
+        shapes = projection_shapes(
+            {name: _Shaped(weight) for name, weight in canonical.items()}
+        )
+        try:
+            if settings.lora_rank:
+                check_rank_bound(
+                    settings.lora_rank,
+                    {projection_name(*key): shape for key, shape in shapes.items()},
+                )
+            return make_layout(
+                shapes,
+                num_layers=num_layers,
+                shared_blocks=settings.shared_blocks,
+                lora_rank=settings.lora_rank or None,
+                tie_families=settings.tie_families,
+                grouping=self.grouping(config),
+            )
+        except SettingError as error:
+            raise _named_after_variable(error) from error
+
+
+class _Shaped:
+    """A weight's shape as plain integers."""
+
+    def __init__(self, weight: WeightData) -> None:
+        self.shape = tuple(int(dim) for dim in weight.shape)
+
+
+def _named_after_variable(error: SettingError) -> SettingError:
+    variables = {
+        "lora_rank": RANK.name,
+        "shared_blocks": BLOCKS.name,
+        "tie_families": TIE.name,
+    }
+    return SettingError(
+        variables.get(error.subject, error.subject),
+        expected=error.expected,
+        found=error.found,
+        hint=error.hint,
+    )
+
+
+def _check_bundle(weights: Mapping[str, WeightData], bundle: BundleInfo) -> None:
+    found = {
+        name: (weight.dtype.name, _Shaped(weight).shape)
+        for name, weight in weights.items()
+    }
+    check_tensors(bundle.tensors(), found)
+
+
+def _theta(
+    canonical: Mapping[str, WeightData], layout: ThetaLayout, *, decomposed: bool
+) -> tuple[dict[str, WeightData | Array], dict[str, WeightData]]:
+    """Return theta tensors and all others; decompose if that is still to be done."""
+    if decomposed:
+        names = layout.tensors()
+        return (
+            {name: canonical[name] for name in names},
+            {name: canonical[name] for name in canonical if name not in names},
+        )
+    arrays = WeightArrays(canonical)
+    dtype = common_storage_dtype(
+        canonical[projection_name(*key)].dtype.name
+        for key in projection_shapes(
+            {name: _Shaped(weight) for name, weight in canonical.items()}
+        )
+    )
+    theta: dict[str, WeightData | Array] = {}
+    for part in iter_decomposed(arrays, layout, dtype):
+        theta.update(part.tensors)
+    return theta, {name: canonical[name] for name in kept_names(canonical, layout)}
+
+
+def _nested(name: str) -> str:
+    """Turn ``layers.3.q_proj.U`` into ``layers.3.self_attn.q_proj.U``."""
+    if not (match := _LAYER_FAM_RE.fullmatch(name)):
+        return name
+    module = module_of(match["family"])
+    return f"{match['layer']}.{module}.{match['family']}.{match['factor']}"
+
+
+def _array(value: WeightData | Array) -> Array:
+    if isinstance(value, WeightData):
+        return WeightArrays({"": value})[""]
+    return value
+
+
+def _weight(name: str, value: WeightData | Array, dtype: DType | None) -> WeightData:
+    weight = value if isinstance(value, WeightData) else to_weight(name, value)
+    if dtype is not None and not weight.dtype.is_float():
+        raise CheckpointError(
+            name, expected="a floating-point dtype", found=weight.dtype.name
+        )
+    return weight if dtype is None else cast(weight, dtype)

@@ -1,0 +1,279 @@
+"""The theta bundle on disk: its block in `config.json`, read, written and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnquant.errors import BundleError, SettingError
+from attnquant.theta.bands import layer_to_band
+from attnquant.theta.checkpoint import (
+    BUNDLE_KEY,
+    CONFIG_NAME,
+    Checkpoint,
+    open_checkpoint,
+)
+from attnquant.theta.dtypes import storage_dtype
+from attnquant.theta.families import FAMILIES, tied_families_for
+from attnquant.theta.grouping import Group, NoBase
+from attnquant.theta.layout import Shape, ThetaLayout, make_layout
+from attnquant.theta.names import ProjectionKey, projection_name
+
+FORMAT_VERSION = 1
+"""The newest bundle format this version reads, and the one it writes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a bundle was made from: a name, and each shard's SHA-256."""
+
+    name: str
+    shards: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class BundleInfo:
+    """The `attnquant` block of a bundle's `config.json`.
+
+    Attributes:
+        method: Identifier of the decomposition method.
+        layout: Which theta tensors there are, and their shapes.
+        dtype: Storage dtype of the theta tensors.
+        kept: Name to ``(dtype, shape)`` of every other tensor.
+        source: What it was made from.
+        error: Achieved relative Frobenius error per family.
+        created_by: Distribution name to version.
+    """
+
+    method: str
+    layout: ThetaLayout
+    dtype: str
+    kept: Mapping[str, tuple[str, Shape]]
+    source: Source
+    error: Mapping[str, float]
+    created_by: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the block as JSON data."""
+        layout = self.layout
+        return {
+            "format_version": FORMAT_VERSION,
+            "method": self.method,
+            "shared_blocks": layout.shared_blocks,
+            "lora_rank": layout.lora_rank,
+            "ranks": dict(layout.ranks),
+            "tie_families": layout.tie_families,
+            "tied_projections": list(layout.tied_projections),
+            "layer_to_band": list(layout.bands),
+            "groups": _groups_to_json(layout),
+            "shapes": _shapes_to_json(layout),
+            "dtype": self.dtype,
+            "kept": {
+                name: {"dtype": dtype, "shape": list(shape)}
+                for name, (dtype, shape) in sorted(self.kept.items())
+            },
+            "source": {"name": self.source.name, "shards": dict(self.source.shards)},
+            "error": dict(self.error),
+            "created_by": dict(self.created_by),
+        }
+
+    def tensors(self) -> dict[str, tuple[str, Shape]]:
+        """Return name to ``(dtype, shape)`` of every tensor the bundle must hold."""
+        theta = {
+            name: (self.dtype, shape) for name, shape in self.layout.tensors().items()
+        }
+        return {**theta, **self.kept}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A theta bundle, opened and checked."""
+
+    checkpoint: Checkpoint
+    info: BundleInfo
+
+
+def parse_block(block: object, where: str = CONFIG_NAME) -> BundleInfo:
+    """Read the `attnquant` block.
+
+    Args:
+        block: The JSON value.
+        where: The file it came from, for messages.
+
+    Raises:
+        BundleError: If the format is newer than this version reads, or a field is
+            missing, of the wrong type, or contradicts another.
+    """
+    if not isinstance(block, dict):
+        raise BundleError(
+            f"{where}: {BUNDLE_KEY}", expected="an object", found=json.dumps(block)
+        )
+    version = block.get("format_version")
+    if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
+        raise BundleError(
+            f"{where}: {BUNDLE_KEY}.format_version",
+            expected=f"a format from 1 to {FORMAT_VERSION}",
+            found=json.dumps(version),
+            hint="Upgrade attnquant-core to read a newer bundle.",
+        )
+    try:
+        return _parse_version_1(block)
+    except SettingError as error:
+        raise BundleError(
+            f"{where}: {BUNDLE_KEY}.{error.subject}",
+            expected=error.expected,
+            found=error.found,
+        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BundleError(
+            f"{where}: {BUNDLE_KEY}",
+            expected="the fields of a version 1 block",
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Open a theta bundle and check every tensor's presence, shape and dtype.
+
+    Raises:
+        CheckpointError: If the directory cannot be read.
+        BundleError: If it is no bundle, is of a newer format, or holds a tensor more
+            or less, or of another shape or dtype, than its block predicts.
+    """
+    checkpoint = open_checkpoint(path)
+    if not checkpoint.is_bundle:
+        raise BundleError(
+            str(path / CONFIG_NAME),
+            expected=f'an "{BUNDLE_KEY}" block (a theta bundle)',
+            found="none",
+            hint="Make a bundle with `attnquant decompose`.",
+        )
+    info = parse_block(checkpoint.config[BUNDLE_KEY], str(path / CONFIG_NAME))
+    found = {
+        name: (str(tensor.dtype), tensor.shape)
+        for name, tensor in checkpoint.tensors.infos.items()
+    }
+    check_tensors(info.tensors(), found)
+    return Bundle(checkpoint, info)
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[str, Shape]], found: Mapping[str, tuple[str, Shape]]
+) -> None:
+    """Compare tensors with what a block predicts.
+
+    Args:
+        expected: Name to ``(dtype, shape)``, as the block says.
+        found: The same, as the files are.
+
+    Raises:
+        BundleError: Naming the first tensor that is missing, surplus or different.
+    """
+    for name, (dtype, shape) in expected.items():
+        if name not in found:
+            raise BundleError(
+                name, expected=f"{dtype} {list(shape)}", found="no such tensor"
+            )
+        if found[name] != (dtype, shape):
+            found_dtype, found_shape = found[name]
+            raise BundleError(
+                name,
+                expected=f"{dtype} {list(shape)}",
+                found=f"{found_dtype} {list(found_shape)}",
+            )
+    for name in found:
+        if name not in expected:
+            raise BundleError(
+                name, expected="no such tensor", found="one that the block lacks"
+            )
+
+
+def _groups_to_json(layout: ThetaLayout) -> dict[str, list[str | None]]:
+    return {
+        family: [
+            base.group if (base := layout.base_of(layer, family)) else None
+            for layer in range(layout.num_layers)
+        ]
+        for family in layout.tied_projections
+    }
+
+
+def _shapes_to_json(layout: ThetaLayout) -> dict[str, dict[str, list[int]]]:
+    shapes: dict[str, dict[str, list[int]]] = {}
+    for base, shape in layout.shapes.items():
+        shapes.setdefault(base.family, {})[base.group] = list(shape)
+    return shapes
+
+
+def _parse_version_1(block: Mapping[str, Any]) -> BundleInfo:
+    storage_dtype(block["dtype"])
+    kept = {
+        str(name): (str(entry["dtype"]), tuple(int(dim) for dim in entry["shape"]))
+        for name, entry in block["kept"].items()
+    }
+    layout = _parse_layout(block, kept)
+    return BundleInfo(
+        method=str(block["method"]),
+        layout=layout,
+        dtype=block["dtype"],
+        kept=kept,
+        source=Source(
+            str(block["source"]["name"]),
+            {
+                str(file): str(digest)
+                for file, digest in block["source"]["shards"].items()
+            },
+        ),
+        error={str(key): float(value) for key, value in block["error"].items()},
+        created_by=dict(block["created_by"]),
+    )
+
+
+def _parse_layout(
+    block: Mapping[str, Any], kept: Mapping[str, tuple[str, Shape]]
+) -> ThetaLayout:
+    bands = tuple(block["layer_to_band"])
+    num_layers, blocks = len(bands), block["shared_blocks"]
+    tied = tied_families_for(block["tie_families"])
+    if tuple(block["tied_projections"]) != tied:
+        _contradiction("tied_projections", list(tied), block["tied_projections"])
+    if bands != (expected := layer_to_band(num_layers, blocks)):
+        _contradiction("layer_to_band", list(expected), list(bands))
+    groups, shapes = block["groups"], block["shapes"]
+
+    def grouping(layer: int, family: str) -> Group:
+        group = groups[family][layer] if family in tied else None
+        if group is not None:
+            return str(group)
+        # Without a base it is among the kept tensors, or the model lacks it.
+        name = projection_name(layer, family)
+        return NoBase.DENSE if name in kept else NoBase.ABSENT
+
+    by_projection: dict[ProjectionKey, Shape] = {}
+    for family in FAMILIES:
+        for layer in range(num_layers):
+            group = grouping(layer, family)
+            key = ProjectionKey(layer, family)
+            if not isinstance(group, NoBase):
+                by_projection[key] = tuple(int(dim) for dim in shapes[family][group])
+            elif group is NoBase.DENSE:
+                by_projection[key] = kept[projection_name(layer, family)][1]
+    layout = make_layout(
+        by_projection,
+        num_layers=num_layers,
+        shared_blocks=blocks,
+        lora_rank=block["lora_rank"] or None,
+        tie_families=block["tie_families"],
+        grouping=grouping,
+    )
+    for field, value in {"lora_rank": layout.lora_rank, "ranks": layout.ranks}.items():
+        if block[field] != value:
+            _contradiction(field, value, block[field])
+    return layout
+
+
+def _contradiction(field: str, expected: object, found: object) -> None:
+    raise SettingError(field, expected=json.dumps(expected), found=json.dumps(found))

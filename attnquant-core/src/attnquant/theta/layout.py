@@ -1,0 +1,266 @@
+"""The layout: which theta tensors a decomposition has, and of which shape.
+
+A layout follows from the number of layers, G, r, the tie mode, the W0 groups and the
+projections' shapes alone. It is what a bundle's reader checks tensors against, what
+the decomposition walks through and what the serving layers are built from, so that
+these three cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from attnquant.errors import CheckpointError, SettingError
+from attnquant.theta.bands import check_shared_blocks, layer_to_band
+from attnquant.theta.families import FAMILIES, tied_families_for
+from attnquant.theta.grouping import Grouping, NoBase, uniform
+from attnquant.theta.names import (
+    BaseKey,
+    ProjectionKey,
+    base_name,
+    factor_name,
+    projection_name,
+)
+
+Shape = tuple[int, ...]
+Matrix = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ThetaLayout:
+    """The shape of a decomposition.
+
+    Attributes:
+        num_layers: L.
+        shared_blocks: G.
+        lora_rank: r as asked for; 0 at passthrough.
+        tie_families: The tie mode.
+        bands: The band of each layer.
+        bases: For each shared base, the layers that share it, in order.
+        shapes: For each shared base, its shape ``(out, in)``.
+        kept_dense: Projections that the checkpoint has and that stay dense.
+        absent: Projections that the checkpoint must not have.
+    """
+
+    num_layers: int
+    shared_blocks: int
+    lora_rank: int
+    tie_families: str
+    bands: tuple[int, ...]
+    bases: Mapping[BaseKey, tuple[int, ...]]
+    shapes: Mapping[BaseKey, Matrix]
+    kept_dense: frozenset[ProjectionKey]
+    absent: frozenset[ProjectionKey]
+
+    @property
+    def tied_projections(self) -> tuple[str, ...]:
+        """The families that are decomposed."""
+        return tied_families_for(self.tie_families)
+
+    @property
+    def is_passthrough(self) -> bool:
+        """Whether each band has one layer, so that the model is the original."""
+        return self.shared_blocks == self.num_layers
+
+    @cached_property
+    def _base_of(self) -> dict[ProjectionKey, BaseKey]:
+        return {
+            ProjectionKey(layer, base.family): base
+            for base, layers in self.bases.items()
+            for layer in layers
+        }
+
+    def base_of(self, layer: int, family: str) -> BaseKey | None:
+        """Return the base that a projection uses; None if it has none."""
+        return self._base_of.get(ProjectionKey(layer, family))
+
+    def rank_of(self, base: BaseKey) -> int:
+        """Return the rank of the factors around a base.
+
+        It is r, but never more than the matrix can have, and 0 where a base serves
+        one layer only: that base is the layer's own matrix, the residual is zero.
+        """
+        if len(self.bases[base]) == 1:
+            return 0
+        return min(self.lora_rank, *self.shapes[base])
+
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """The largest rank in use per decomposed family."""
+        ranks = dict.fromkeys(self.tied_projections, 0)
+        for base in self.bases:
+            ranks[base.family] = max(ranks[base.family], self.rank_of(base))
+        return ranks
+
+    def base_tensors(self, base: BaseKey) -> Iterator[tuple[str, Shape]]:
+        """Yield the name and shape of a base and of all factors around it."""
+        yield base_name(*base), self.shapes[base]
+        rank = self.rank_of(base)
+        if not rank:
+            return
+        out_dim, in_dim = self.shapes[base]
+        for layer in self.bases[base]:
+            yield factor_name(layer, base.family, "U"), (out_dim, rank)
+            yield factor_name(layer, base.family, "s"), (rank,)
+            yield factor_name(layer, base.family, "V"), (rank, in_dim)
+
+    def tensors(self) -> dict[str, Shape]:
+        """Return the name and shape of every theta tensor."""
+        return {
+            name: shape
+            for base in self.bases
+            for name, shape in self.base_tensors(base)
+        }
+
+
+def make_layout(
+    shapes: Mapping[ProjectionKey, Shape],
+    *,
+    num_layers: int,
+    shared_blocks: int,
+    lora_rank: int | None,
+    tie_families: str = "all",
+    grouping: Grouping = uniform,
+) -> ThetaLayout:
+    """Build the layout of a decomposition.
+
+    Args:
+        shapes: Shape ``(out, in)`` of each projection the checkpoint has.
+        num_layers: L.
+        shared_blocks: G.
+        lora_rank: r. It has no effect at passthrough (``G == L``), where it may be
+            left out.
+        tie_families: ``"all"`` or ``"attn"``.
+        grouping: The W0 grouping key.
+
+    Raises:
+        SettingError: If G, r or the tie mode is out of bounds.
+        CheckpointError: If a projection is missing, is there but must not be, is
+            not a matrix, or has another shape than those it shares a base with.
+    """
+    check_shared_blocks(shared_blocks, num_layers)
+    tied = tied_families_for(tie_families)
+    bands = layer_to_band(num_layers, shared_blocks)
+    members: dict[BaseKey, list[int]] = {}
+    kept_dense: set[ProjectionKey] = set()
+    absent: set[ProjectionKey] = set()
+    for family in FAMILIES:
+        for layer in range(num_layers):
+            key = ProjectionKey(layer, family)
+            group = grouping(layer, family)
+            if group is NoBase.ABSENT:
+                absent.add(key)
+            elif isinstance(group, NoBase) or family not in tied:
+                kept_dense.add(key)
+            else:
+                base = BaseKey(bands[layer], group, family)
+                members.setdefault(base, []).append(layer)
+    _check_presence(shapes, num_layers, absent)
+    base_shapes = {
+        base: _common_shape(base, layers, shapes) for base, layers in members.items()
+    }
+    rank = 0 if shared_blocks == num_layers else _check_rank(lora_rank, base_shapes)
+    return ThetaLayout(
+        num_layers=num_layers,
+        shared_blocks=shared_blocks,
+        lora_rank=rank,
+        tie_families=tie_families,
+        bands=bands,
+        bases={base: tuple(layers) for base, layers in members.items()},
+        shapes=base_shapes,
+        kept_dense=frozenset(kept_dense),
+        absent=frozenset(absent),
+    )
+
+
+def check_positive_rank(lora_rank: object) -> int:
+    """Return `lora_rank` (r) if it is a positive integer.
+
+    Raises:
+        SettingError: Naming what was found.
+    """
+    if isinstance(lora_rank, bool) or not isinstance(lora_rank, int) or lora_rank < 1:
+        raise SettingError(
+            "lora_rank", expected="a positive integer", found=repr(lora_rank)
+        )
+    return lora_rank
+
+
+def check_rank_bound(lora_rank: int, shapes: Mapping[str, Shape]) -> int:
+    """Return `lora_rank` if some matrix can have that rank.
+
+    Args:
+        lora_rank: r.
+        shapes: Shapes of the matrices, by any name.
+
+    Raises:
+        SettingError: If r is above the largest full rank.
+    """
+    bound, name = max(((min(shape), name) for name, shape in shapes.items()))
+    if lora_rank > bound:
+        raise SettingError(
+            "lora_rank",
+            expected=f"at most {bound} (the full rank of the largest, {name})",
+            found=str(lora_rank),
+        )
+    return lora_rank
+
+
+def _check_rank(lora_rank: object, shapes: Mapping[BaseKey, Matrix]) -> int:
+    rank = check_positive_rank(lora_rank)
+    return check_rank_bound(
+        rank, {base_name(*base): shape for base, shape in shapes.items()}
+    )
+
+
+def _check_presence(
+    shapes: Mapping[ProjectionKey, Shape],
+    num_layers: int,
+    absent: set[ProjectionKey],
+) -> None:
+    for key in shapes:
+        if key.layer >= num_layers:
+            raise CheckpointError(
+                projection_name(*key),
+                expected=f"layers 0 to {num_layers - 1}",
+                found=f"layer {key.layer}",
+            )
+        if key in absent:
+            raise CheckpointError(
+                projection_name(*key),
+                expected="no such tensor (this layer has no such projection)",
+                found="one in the checkpoint",
+            )
+    for family in FAMILIES:
+        for layer in range(num_layers):
+            key = ProjectionKey(layer, family)
+            if key not in absent and key not in shapes:
+                raise CheckpointError(
+                    projection_name(*key),
+                    expected=f"a projection in each of {num_layers} layers",
+                    found="no such tensor",
+                )
+
+
+def _common_shape(
+    base: BaseKey, layers: list[int], shapes: Mapping[ProjectionKey, Shape]
+) -> Matrix:
+    first, *others = layers
+    shape = shapes[ProjectionKey(first, base.family)]
+    if len(shape) != 2 or 0 in shape:
+        raise CheckpointError(
+            projection_name(first, base.family),
+            expected="a matrix (out, in)",
+            found=f"shape {shape}",
+        )
+    for layer in others:
+        if (other := shapes[ProjectionKey(layer, base.family)]) != shape:
+            raise CheckpointError(
+                projection_name(layer, base.family),
+                expected=f"shape {shape}, as {projection_name(first, base.family)}"
+                f" with which it shares {base_name(*base)}",
+                found=f"shape {other}",
+            )
+    return shape[0], shape[1]
