@@ -96,7 +96,7 @@ def attnquant_attention(architecture: str, config: Any) -> AttentionFactory:
 
 
 @hookspec(firstresult=True)
-def attnquant_kv_params(
+def attnquant_kv_params(  # noqa: PLR0917 (hooks are called by keyword only)
     architecture: str,
     huggingface_config: Any,
     pipeline_config: PipelineConfig,

@@ -80,7 +80,8 @@ class Supplied:
 
     def prefix_map(self, config: Mapping[str, Any]) -> PrefixMap:
         """Return the prefix map for a `config.json`."""
-        return self._call("attnquant_prefix_map", PrefixMap, config=config)
+        result: PrefixMap = self._call("attnquant_prefix_map", PrefixMap, config=config)
+        return result
 
     def grouping(self, text_config: Mapping[str, Any]) -> Grouping:
         """Return the W0 grouping key for the decoder's config."""

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from attnquant.errors import ArchitectureError, PluginError, ServingError
+from attnquant.hookspecs import Architecture
 from attnquant.plugins import PluginSet, State, Supplied, installed_plugins
 
 if TYPE_CHECKING:
@@ -96,26 +97,29 @@ def _task_of(entry: tuple[str, str, str | None]) -> object:
 
 
 def _import_architecture(supplied: Supplied) -> SupportedArchitecture | None:
-    from max.pipelines.lib import SupportedArchitecture
-
-    module, _, attribute = supplied.architecture.target.partition(":")
     plugin = supplied.plugin
     try:
-        declaration = getattr(importlib.import_module(module), attribute)
-        if (
-            not isinstance(declaration, SupportedArchitecture)
-            or declaration.name != supplied.architecture.name
-        ):
-            raise PluginError(
-                supplied.architecture.target,
-                expected="the SupportedArchitecture of " + supplied.architecture.name,
-                found=repr(getattr(declaration, "name", declaration)),
-            )
+        return _resolve_target(supplied.architecture)
     except ModuleNotFoundError as error:
         plugin.set_state(State.MISSING_DEPENDENCY, f"{error}.", error)
     # A third party's module again: see attnquant.plugins.
     except Exception as error:  # noqa: BLE001
         plugin.set_state(State.FAILED, f"{type(error).__name__}: {error}", error)
-    else:
-        return declaration
     return None
+
+
+def _resolve_target(architecture: Architecture) -> SupportedArchitecture:
+    from max.pipelines.lib import SupportedArchitecture
+
+    module, _, attribute = architecture.target.partition(":")
+    declaration = getattr(importlib.import_module(module), attribute)
+    if (
+        not isinstance(declaration, SupportedArchitecture)
+        or declaration.name != architecture.name
+    ):
+        raise PluginError(
+            architecture.target,
+            expected="the SupportedArchitecture of " + architecture.name,
+            found=repr(getattr(declaration, "name", declaration)),
+        )
+    return declaration

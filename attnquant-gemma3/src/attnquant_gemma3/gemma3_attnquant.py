@@ -6,11 +6,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from attnquant.serving.linear import set_w0
-from attnquant.serving.mlp import AttnQuantMLP
-from attnquant.serving.projections import ProjectionMaker
-from attnquant.serving.w0 import W0
-from attnquant.theta.families import ATTN_FAMILIES, MLP_FAMILIES
 from max.dtype import DType
 from max.graph import TensorType, TensorValue, Value, ops
 from max.nn.embedding import Embedding
@@ -21,6 +16,11 @@ from max.nn.transformer.transformer import LogitsPostprocessMixin
 from max.pipelines.architectures.gemma3.layers.rms_norm import Gemma3RMSNorm
 from max.pipelines.lib.interfaces.batch_processor import ragged_batch_inputs
 
+from attnquant.serving.linear import set_w0
+from attnquant.serving.mlp import AttnQuantMLP
+from attnquant.serving.projections import ProjectionMaker
+from attnquant.serving.w0 import W0
+from attnquant.theta.families import ATTN_FAMILIES, MLP_FAMILIES
 from attnquant_gemma3.layers.attention import attention_factory
 from attnquant_gemma3.layers.transformer_block import AttnQuantGemma3Block
 from attnquant_gemma3.model_config import AttnQuantGemma3Config

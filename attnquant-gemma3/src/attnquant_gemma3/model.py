@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from attnquant.serving.pipeline_model import AttnQuantPipelineModelMixin
-from attnquant.serving.weight_adapter import WeightAdapter
 from max.pipelines.architectures.gemma3.model import Gemma3Model
 
+from attnquant.serving.pipeline_model import AttnQuantPipelineModelMixin
+from attnquant.serving.weight_adapter import WeightAdapter
 from attnquant_gemma3.gemma3_attnquant import AttnQuantGemma3
 from attnquant_gemma3.model_config import AttnQuantGemma3Config
 from attnquant_gemma3.weight_adapters import convert_safetensor_state_dict

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from attnquant.errors import ServingError
-from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
 from max.dtype import DType
 from max.graph import DeviceRef
 from max.nn.kv_cache import MultiKVCacheParams
@@ -17,6 +15,9 @@ from max.pipelines.architectures.gpt_oss.hybrid_kv_params_util import (
 from max.pipelines.kv_cache import cache_dtype_for_encoding
 from max.pipelines.lib import KVCacheConfig, PipelineConfig
 from max.pipelines.modeling.config_enums import SupportedEncoding
+
+from attnquant.errors import ServingError
+from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
 
 MIN_CPU_WINDOW = 128
 """MAX's CPU attention does not compile for sliding windows narrower than this."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from attnquant.serving.weight_adapter import WeightAdapter
 from attnquant.theta.prefix_map import PrefixMap
-
 from attnquant_gemma3.plugin import PREFIX_MAP, attnquant_w0_group
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from tqdm import tqdm
 
@@ -153,7 +153,7 @@ def describe(written: Written) -> str:
     )
 
 
-def _show_on(bar: tqdm[None]) -> Progress:
+def _show_on(bar: tqdm[Never]) -> Progress:
     def show(what: str, done: int, total: int) -> None:
         bar.total = total
         bar.set_postfix_str(what, refresh=False)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 def format_bytes(count: int) -> str:
     """Return a size in decimal units: ``536.2 MB``."""
-    size = float(count)
+    size, step = float(count), 1000
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+        if size < step:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
+        size /= step
     return f"{size:.1f} TB"
 
 

@@ -45,7 +45,9 @@ class AttnQuantPipelineModelMixin:
         check_files(Path(host.pipeline_config.model.model_path))
         weights = {name: weight.data() for name, weight in host.weights.items()}
         self._adapted = self.weight_adapter.adapt(
-            weights, host._hf_config_for_weights(), host.dtype
+            weights,
+            host._hf_config_for_weights(),  # noqa: SLF001 (so MAX names its hooks)
+            host.dtype,
         )
         return self._adapted.state_dict
 
@@ -65,7 +67,7 @@ class AttnQuantPipelineModelMixin:
             GraphRole.DECODER: GraphSpec(
                 decoder,
                 graph_name(type(decoder).__name__, model_config),
-                host._bind_graph_inputs(decoder.input_tree()),
+                host._bind_graph_inputs(decoder.input_tree()),  # noqa: SLF001
                 weights=decoder.state_dict(auto_initialize=False),
             )
         }
@@ -78,7 +80,7 @@ def graph_name(prefix: str, config: AttnQuantConfigMixin) -> str:
     """
     rank = f"r{config.lora_rank}"
     blocks = f"g{config.shared_blocks}"
-    return "_".join((prefix, config.formulation, blocks, rank, config.tie_families))
+    return f"{prefix}_{config.formulation}_{blocks}_{rank}_{config.tie_families}"
 
 
 def check_files(path: Path) -> None:
@@ -129,5 +131,5 @@ def load_weights(module: Module, state_dict: Mapping[str, WeightData]) -> None:
         raise ServingError("weights", found=str(error)) from error
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+def _some(names: list[str], shown: int = 5) -> str:
+    return ", ".join(names[:shown]) + (", ..." if len(names) > shown else "")

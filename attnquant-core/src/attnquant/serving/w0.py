@@ -51,7 +51,7 @@ class _Level(Module):
         return self.sublayers[str(key)]
 
     def __call__(self) -> NoReturn:
-        """Refuse: MAX's modules must be callable, but a level of names computes nothing."""
+        """Refuse: MAX's modules are callable, but names compute nothing."""
         msg = "call one base, such as W0[band][family]"
         raise TypeError(msg)
 

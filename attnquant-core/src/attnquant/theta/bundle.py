@@ -252,17 +252,20 @@ def _parse_layout(
         name = projection_name(layer, family)
         return NoBase.DENSE if name in kept else NoBase.ABSENT
 
-    by_projection: dict[ProjectionKey, Shape] = {}
-    for family in FAMILIES:
-        for layer in range(num_layers):
-            group = grouping(layer, family)
-            key = ProjectionKey(layer, family)
-            if not isinstance(group, NoBase):
-                by_projection[key] = tuple(int(dim) for dim in shapes[family][group])
-            elif group is NoBase.DENSE:
-                by_projection[key] = kept[projection_name(layer, family)][1]
+    def shape_of(key: ProjectionKey) -> Shape:
+        group = grouping(*key)
+        if isinstance(group, NoBase):
+            return kept[projection_name(*key)][1]
+        return tuple(int(dim) for dim in shapes[key.family][group])
+
+    keys = [
+        ProjectionKey(layer, family)
+        for family in FAMILIES
+        for layer in range(num_layers)
+        if grouping(layer, family) is not NoBase.ABSENT
+    ]
     layout = make_layout(
-        by_projection,
+        {key: shape_of(key) for key in keys},
         num_layers=num_layers,
         shared_blocks=blocks,
         lora_rank=block["lora_rank"] or None,

@@ -263,7 +263,9 @@ def relative_frobenius_error(
         msg = "give two arrays or two mappings of arrays"
         raise TypeError(msg)
     if not isinstance(original, Mapping) or not isinstance(approximation, Mapping):
-        original, approximation = {"": original}, {"": approximation}
+        return relative_frobenius_error(
+            {"": np.asarray(original)}, {"": np.asarray(approximation)}
+        )
     error = norm = 0.0
     for name, array in approximation.items():
         exact = np.asarray(original[name], dtype=np.float64)

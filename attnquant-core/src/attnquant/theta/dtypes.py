@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
 
-STORAGE_DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
+STORAGE_DTYPES: dict[str, np.dtype[Any]] = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 """What W0, U, s and V can be stored in."""
 
 _SAFETENSORS_DTYPES = {

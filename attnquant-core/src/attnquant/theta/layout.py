@@ -26,6 +26,7 @@ from attnquant.theta.names import (
 
 Shape = tuple[int, ...]
 Matrix = tuple[int, int]
+MATRIX_RANK = 2
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ def _common_shape(
 ) -> Matrix:
     first, *others = layers
     shape = shapes[ProjectionKey(first, base.family)]
-    if len(shape) != 2 or 0 in shape:
+    if len(shape) != MATRIX_RANK or 0 in shape:
         raise CheckpointError(
             projection_name(first, base.family),
             expected="a matrix (out, in)",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnquant.hookspecs import AttentionFactory
-from attnquant.serving.linear import StackedProjection
 from max.nn.kv_cache import KVCacheParams, MultiKVCacheParams
 from max.nn.linear import Linear
 from max.nn.rotary_embedding import (
@@ -15,6 +13,9 @@ from max.nn.rotary_embedding import (
 )
 from max.pipelines.architectures.gemma3.layers.attention import Gemma3Attention
 from max.pipelines.architectures.gemma3.layers.rms_norm import Gemma3RMSNorm
+
+from attnquant.hookspecs import AttentionFactory
+from attnquant.serving.linear import StackedProjection
 
 if TYPE_CHECKING:
     from attnquant_gemma3.model_config import AttnQuantGemma3Config

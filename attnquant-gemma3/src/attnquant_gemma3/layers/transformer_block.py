@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from attnquant.serving.mlp import AttnQuantMLP
 from max.dtype import DType
 from max.graph import TensorValue
 from max.nn.kv_cache import PagedCacheValues
 from max.nn.layer import Module
 from max.pipelines.architectures.gemma3.layers.rms_norm import Gemma3RMSNorm
 
-from attnquant_gemma3.layers.attention import AttnQuantGemma3Attention
+from attnquant.serving.mlp import AttnQuantMLP
 
 
 class AttnQuantGemma3Block(Module):
@@ -17,7 +16,7 @@ class AttnQuantGemma3Block(Module):
 
     def __init__(
         self,
-        attention: AttnQuantGemma3Attention,
+        attention: Module,
         mlp: AttnQuantMLP,
         *,
         hidden_size: int,
