@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from gemma3_support import golden
 from gemma3_support.oracle import cosine_distance, kl_divergence
 
@@ -57,7 +58,7 @@ def test_a_record_survives_the_file(tmp_path: Path, *, sampled: bool) -> None:
     golden.save(path, golden.Golden((source,), {"torch": "2"}, drawn, (record,)))
     back = golden.load(path)
     assert (source,) == back.sources
-    assert {"torch": "2"} == back.versions
+    assert back.versions == {"torch": "2"}
     for name in golden.Record.__dataclass_fields__:
         expected: Any = getattr(record, name)
         np.testing.assert_array_equal(expected, getattr(back.records[0], name))

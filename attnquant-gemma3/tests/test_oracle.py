@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gemma3_support import golden
 from gemma3_support.checkpoint import digest
 from gemma3_support.oracle import (
@@ -20,8 +23,6 @@ from gemma3_support.oracle import (
     substitute_weff,
 )
 from gemma3_support.tiny import Json, tiny_config, tiny_weights
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

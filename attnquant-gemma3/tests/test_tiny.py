@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pytest
-from gemma3_support.checkpoint import digest, read_checkpoint
-from gemma3_support.tiny import BOS, tiny_config, tiny_weights, write_tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
+
+from gemma3_support.checkpoint import digest, read_checkpoint
+from gemma3_support.tiny import BOS, tiny_config, tiny_weights, write_tiny_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,6 +7,8 @@ followed by a `hint` that says what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class AttnQuantError(Exception):
     """Base of all errors that AttnQuant raises on purpose.
@@ -49,6 +51,19 @@ def _rebuild(
 
 class SettingError(AttnQuantError):
     """An environment variable, option or argument is missing, wrong or contradicted."""
+
+    def renamed(self, names: Mapping[str, str]) -> SettingError:
+        """Return the error with its subject as the user knows it.
+
+        Args:
+            names: Field to the option or variable that set it.
+        """
+        return SettingError(
+            names.get(self.subject, self.subject),
+            expected=self.expected,
+            found=self.found,
+            hint=self.hint,
+        )
 
 
 class CheckpointError(AttnQuantError):

@@ -232,9 +232,7 @@ def _check_blocks(blocks: int, num_layers: int) -> None:
     try:
         check_shared_blocks(blocks, num_layers)
     except SettingError as error:
-        raise SettingError(
-            BLOCKS.name, expected=error.expected, found=error.found
-        ) from None
+        raise error.renamed({error.subject: BLOCKS.name}) from None
 
 
 def _agree(variable: Variable, found: object | None, bundled: object) -> None:

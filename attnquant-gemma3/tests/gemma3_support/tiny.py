@@ -56,7 +56,7 @@ _CHAT_TEMPLATE: Final = (
 )
 
 
-def write_tiny_checkpoint(  # noqa: PLR0913 - each is a knob tests turn by name
+def write_tiny_checkpoint(
     directory: Path,
     *,
     seed: int = 0,

@@ -1,5 +1,20 @@
-"""Mojo kernels for AttnQuant, where they lie, and a numpy oracle for each."""
+"""Mojo kernels for AttnQuant, where they lie, and a numpy oracle for each.
+
+This version ships the oracle and the folder that custom ops are loaded from; there is
+no op in it yet, so models are served by the `gemm` and `dense` formulations.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from attnquant_kernels.oracle import generated_linear
+
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "generated_linear", "mojo_package"]
+
+
+def mojo_package() -> Path:
+    """Return the folder of the Mojo package, for MAX's ``custom_extensions``."""
+    return Path(__file__).parent / "mojo"

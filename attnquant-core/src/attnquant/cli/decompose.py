@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Never
 from tqdm import tqdm
 
 from attnquant.cli.text import format_bytes, format_table
+from attnquant.errors import SettingError
 from attnquant.plugins import installed_plugins
 from attnquant.theta.checkpoint import open_checkpoint
 from attnquant.theta.dtypes import STORAGE_DTYPES
@@ -25,6 +26,10 @@ from attnquant.theta.writer import (
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+
+_OPTIONS = {"lora_rank": "--rank", "shared_blocks": "--blocks"}
+"""How the user knows a setting."""
 
 
 def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -86,15 +91,18 @@ def run(options: argparse.Namespace) -> int:
     """Decompose, write, and print a summary."""
     checkpoint = open_checkpoint(options.checkpoint)
     supplied = installed_plugins().find(checkpoint.architecture)
-    plan = plan_decomposition(
-        checkpoint,
-        supplied.prefix_map(checkpoint.config),
-        supplied.grouping(checkpoint.text_config),
-        shared_blocks=options.blocks,
-        lora_rank=options.rank,
-        tie_families=options.tie,
-        dtype=options.dtype,
-    )
+    try:
+        plan = plan_decomposition(
+            checkpoint,
+            supplied.prefix_map(checkpoint.config),
+            supplied.grouping(checkpoint.text_config),
+            shared_blocks=options.blocks,
+            lora_rank=options.rank,
+            tie_families=options.tie,
+            dtype=options.dtype,
+        )
+    except SettingError as error:
+        raise error.renamed(_OPTIONS) from error
     with tqdm(
         total=0,
         desc="decompose",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,21 +67,27 @@ class AttnQuantPipelineModelMixin:
         return {
             GraphRole.DECODER: GraphSpec(
                 decoder,
-                graph_name(type(decoder).__name__, model_config),
+                graph_name(decoder),
                 host._bind_graph_inputs(decoder.input_tree()),  # noqa: SLF001
                 weights=decoder.state_dict(auto_initialize=False),
             )
         }
 
 
-def graph_name(prefix: str, config: AttnQuantConfigMixin) -> str:
-    """Return a graph's name with all in it that changes the graph's body.
+def graph_name(decoder: Module) -> str:
+    """Return a graph's name: the decoder's class, and a digest of its weights.
 
-    MAX matches exported artifacts by name and input types, not by body.
+    MAX's compile cache knows graphs by their bodies and gives one back under the name
+    it was first compiled with; its exported artifacts are matched by name. So equal
+    bodies must have equal names and different ones different names: what tells
+    layouts and formulations apart in the body is which weights there are.
     """
-    rank = f"r{config.lora_rank}"
-    blocks = f"g{config.shared_blocks}"
-    return f"{prefix}_{config.formulation}_{blocks}_{rank}_{config.tie_families}"
+    weights = sorted(
+        f"{name} {weight.dtype} {weight.shape}"
+        for name, weight in decoder.raw_state_dict().items()
+    )
+    digest = hashlib.sha256("\n".join(weights).encode()).hexdigest()
+    return f"{type(decoder).__name__}_{digest[:16]}"
 
 
 def check_files(path: Path) -> None:

@@ -173,7 +173,7 @@ class WeightAdapter:
                 grouping=self.grouping(config),
             )
         except SettingError as error:
-            raise _named_after_variable(error) from error
+            raise error.renamed(_VARIABLES) from error
 
 
 class _Shaped:
@@ -183,18 +183,12 @@ class _Shaped:
         self.shape = tuple(int(dim) for dim in weight.shape)
 
 
-def _named_after_variable(error: SettingError) -> SettingError:
-    variables = {
-        "lora_rank": RANK.name,
-        "shared_blocks": BLOCKS.name,
-        "tie_families": TIE.name,
-    }
-    return SettingError(
-        variables.get(error.subject, error.subject),
-        expected=error.expected,
-        found=error.found,
-        hint=error.hint,
-    )
+_VARIABLES = {
+    "lora_rank": RANK.name,
+    "shared_blocks": BLOCKS.name,
+    "tie_families": TIE.name,
+}
+"""How the user who serves a raw checkpoint knows a setting."""
 
 
 def _check_bundle(weights: Mapping[str, WeightData], bundle: BundleInfo) -> None:

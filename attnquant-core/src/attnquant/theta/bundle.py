@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnquant.errors import BundleError, SettingError
+from attnquant.errors import AttnQuantError, BundleError, SettingError
 from attnquant.theta.bands import layer_to_band
 from attnquant.theta.checkpoint import (
     BUNDLE_KEY,
@@ -112,7 +112,7 @@ def parse_block(block: object, where: str = CONFIG_NAME) -> BundleInfo:
             f"{where}: {BUNDLE_KEY}", expected="an object", found=json.dumps(block)
         )
     version = block.get("format_version")
-    if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION:
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
         raise BundleError(
             f"{where}: {BUNDLE_KEY}.format_version",
             expected=f"a format from 1 to {FORMAT_VERSION}",
@@ -121,13 +121,19 @@ def parse_block(block: object, where: str = CONFIG_NAME) -> BundleInfo:
         )
     try:
         return _parse_version_1(block)
-    except SettingError as error:
+    except AttnQuantError as error:
         raise BundleError(
             f"{where}: {BUNDLE_KEY}.{error.subject}",
             expected=error.expected,
             found=error.found,
         ) from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         raise BundleError(
             f"{where}: {BUNDLE_KEY}",
             expected="the fields of a version 1 block",
@@ -152,6 +158,12 @@ def open_bundle(path: Path) -> Bundle:
             hint="Make a bundle with `attnquant decompose`.",
         )
     info = parse_block(checkpoint.config[BUNDLE_KEY], str(path / CONFIG_NAME))
+    if checkpoint.num_layers != info.layout.num_layers:
+        raise BundleError(
+            f"{path / CONFIG_NAME}: num_hidden_layers",
+            expected=f"{info.layout.num_layers}, as many as {BUNDLE_KEY} decomposes",
+            found=str(checkpoint.num_layers),
+        )
     found = {
         name: (str(tensor.dtype), tensor.shape)
         for name, tensor in checkpoint.tensors.infos.items()
@@ -228,7 +240,7 @@ def _parse_version_1(block: Mapping[str, Any]) -> BundleInfo:
             },
         ),
         error={str(key): float(value) for key, value in block["error"].items()},
-        created_by=dict(block["created_by"]),
+        created_by={str(key): str(value) for key, value in block["created_by"].items()},
     )
 
 
@@ -268,7 +280,7 @@ def _parse_layout(
         {key: shape_of(key) for key in keys},
         num_layers=num_layers,
         shared_blocks=blocks,
-        lora_rank=block["lora_rank"] or None,
+        lora_rank=block["lora_rank"],
         tie_families=block["tie_families"],
         grouping=grouping,
     )

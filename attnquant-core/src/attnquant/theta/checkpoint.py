@@ -194,7 +194,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             str(path), expected="a JSON file", found="nothing"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             str(path), expected="a JSON file", found=str(error)
         ) from error

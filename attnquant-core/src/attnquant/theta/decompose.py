@@ -34,6 +34,7 @@ from attnquant.theta.names import (
     factor_name,
     is_theta_name,
     parse_base,
+    parse_factor,
     parse_projection,
     projection_name,
 )
@@ -221,6 +222,15 @@ def reconstruct(
     weights = {}
     for base, layers in users.items():
         for layer in layers:
+            # Layers that share a base differ from it; one of its own needs no factors.
+            name = factor_name(layer, base.family, FACTORS[0])
+            if len(layers) > 1 and name not in theta:
+                raise CheckpointError(
+                    name,
+                    expected=f"a factor, since {len(layers)} layers share"
+                    f" {base_name(*base)}",
+                    found="no such tensor",
+                )
             weights[projection_name(layer, base.family)] = effective_weight(
                 theta, base, layer
             )
@@ -341,6 +351,9 @@ def _uniform_bases(theta: Mapping[str, Array]) -> dict[BaseKey, tuple[int, ...]]
 
     With G bands over L layers, ``G <= L < 2G`` leaves ``2(L - G)`` layers in bands of
     two and thus with factors; from ``L = 2G`` on every layer has them.
+
+    Raises:
+        CheckpointError: If the model has W0 groups, or if families disagree.
     """
     bases = [base for name in theta if (base := parse_base(name))]
     if grouped := next((base for base in bases if base.group), None):
@@ -350,13 +363,25 @@ def _uniform_bases(theta: Mapping[str, Array]) -> dict[BaseKey, tuple[int, ...]]
             found="none",
             hint="Pass layout=, as a bundle's `layout` gives it.",
         )
-    users: dict[BaseKey, list[int]] = {base: [] for base in bases}
-    for family in {base.family for base in bases}:
+    factors = [factor for name in theta if (factor := parse_factor(name))]
+    sizes: dict[str, tuple[int, int]] = {}
+    for family in sorted({base.family for base in bases}):
         blocks = 1 + max(base.band for base in bases if base.family == family)
-        with_factors = sum(name.endswith(f".{family}.s") for name in theta)
-        num_layers = (
-            blocks + with_factors // 2 if with_factors < 2 * blocks else with_factors
+        with_factors = len({key.layer for key in factors if key.family == family})
+        alone = max(0, blocks - with_factors // 2)
+        sizes[family] = blocks, with_factors + alone
+    if len(set(sizes.values())) > 1:
+        raise CheckpointError(
+            "theta tensors",
+            expected="the same number of bands and layers in every family",
+            found=", ".join(
+                f"{blocks} of {num_layers} in {family}"
+                for family, (blocks, num_layers) in sizes.items()
+            ),
+            hint="A tensor is missing; or pass layout=, where families differ.",
         )
+    users: dict[BaseKey, list[int]] = {base: [] for base in bases}
+    for family, (blocks, num_layers) in sizes.items():
         for layer in range(num_layers):
             base = BaseKey(layer * blocks // num_layers, "", family)
             users.setdefault(base, []).append(layer)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from attnquant.errors import CheckpointError, SettingError
+from attnquant.errors import CheckpointError, PluginError, SettingError
 from attnquant.theta.bands import check_shared_blocks, layer_to_band
 from attnquant.theta.families import FAMILIES, tied_families_for
 from attnquant.theta.grouping import Grouping, NoBase, uniform
@@ -140,6 +140,8 @@ def make_layout(
         SettingError: If G, r or the tie mode is out of bounds.
         CheckpointError: If a projection is missing, is there but must not be, is
             not a matrix, or has another shape than those it shares a base with.
+        PluginError: If the grouping key returns what is no group, or leaves nothing
+            to decompose.
     """
     check_shared_blocks(shared_blocks, num_layers)
     tied = tied_families_for(tie_families)
@@ -156,9 +158,16 @@ def make_layout(
             elif isinstance(group, NoBase) or family not in tied:
                 kept_dense.add(key)
             else:
+                _check_group(key, group)
                 base = BaseKey(bands[layer], group, family)
                 members.setdefault(base, []).append(layer)
     _check_presence(shapes, num_layers, absent)
+    if not members:
+        raise PluginError(
+            "W0 grouping key",
+            expected="a group for a projection among " + ", ".join(tied),
+            found="none: all are dense or absent",
+        )
     base_shapes = {
         base: _common_shape(base, layers, shapes) for base, layers in members.items()
     }
@@ -214,6 +223,15 @@ def _check_rank(lora_rank: object, shapes: Mapping[BaseKey, Matrix]) -> int:
     return check_rank_bound(
         rank, {base_name(*base): shape for base, shape in shapes.items()}
     )
+
+
+def _check_group(key: ProjectionKey, group: object) -> None:
+    if not isinstance(group, str) or "." in group:
+        raise PluginError(
+            f"W0 group of {projection_name(*key)}",
+            expected="a name without dots, UNNAMED or a NoBase",
+            found=repr(group),
+        )
 
 
 def _check_presence(

@@ -79,14 +79,16 @@ def parse_factor(name: str) -> FactorKey | None:
     """Return which factor a name is, if any."""
     if not (match := _FACTOR_RE.fullmatch(name)):
         return None
-    return FactorKey(int(match["layer"]), match["family"], match["factor"])
+    key = FactorKey(int(match["layer"]), match["family"], match["factor"])
+    return key if factor_name(*key) == name else None
 
 
 def parse_base(name: str) -> BaseKey | None:
     """Return which base a name is, if any."""
     if not (match := _BASE_RE.fullmatch(name)):
         return None
-    return BaseKey(int(match["band"]), match["group"] or "", match["family"])
+    key = BaseKey(int(match["band"]), match["group"] or "", match["family"])
+    return key if base_name(*key) == name else None
 
 
 def is_theta_name(name: str) -> bool:

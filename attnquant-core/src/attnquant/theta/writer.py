@@ -39,9 +39,14 @@ from attnquant.theta.decompose import (
     kept_names,
     projection_shapes,
 )
-from attnquant.theta.dtypes import Array, common_storage_dtype
+from attnquant.theta.dtypes import Array, common_storage_dtype, storage_dtype
 from attnquant.theta.grouping import Grouping
-from attnquant.theta.layout import ThetaLayout, check_rank_bound, make_layout
+from attnquant.theta.layout import (
+    ThetaLayout,
+    check_positive_rank,
+    check_rank_bound,
+    make_layout,
+)
 from attnquant.theta.names import projection_name
 from attnquant.theta.prefix_map import PrefixMap
 
@@ -116,6 +121,10 @@ def plan_decomposition(
             found="a theta bundle",
             hint="Decompose the checkpoint that it was made from.",
         )
+    if lora_rank is not None:
+        check_positive_rank(lora_rank)
+    if dtype is not None:
+        storage_dtype(dtype)
     sources = prefix_map.rename(checkpoint.tensors)
     if checkpoint.text_config.get("tie_word_embeddings") is True:
         # A copy of the embedding that no loader uses.
@@ -158,20 +167,15 @@ def write_bundle(
         progress: Called as work goes on.
 
     Raises:
-        SettingError: If `out` exists and must not be replaced.
+        SettingError: If `out` exists and must not be replaced, or `shard_bytes` is
+            not positive.
         CheckpointError: If a tensor is not finite or cannot be read, or if the
             bundle cannot be written. Nothing is left under `out` then.
     """
-    if out.exists() and not overwrite:
+    _check_target(out, plan.checkpoint.path, overwrite=overwrite)
+    if shard_bytes < 1:
         raise SettingError(
-            str(out),
-            expected="a directory that does not exist yet",
-            found="an existing one",
-            hint="Choose another, or replace it with --overwrite.",
-        )
-    if out.resolve() == plan.checkpoint.path.resolve():
-        raise SettingError(
-            str(out), expected="another directory than the checkpoint", found="it"
+            "shard_bytes", expected="a positive number", found=repr(shard_bytes)
         )
     with _whole_directory(out) as directory:
         info, size = _write_into(directory, plan, shard_bytes, progress)
@@ -181,6 +185,22 @@ def write_bundle(
         source_bytes=sum(t.nbytes for t in plan.tensors.infos.values()),
         bundle_bytes=size,
     )
+
+
+def _check_target(out: Path, checkpoint: Path, *, overwrite: bool) -> None:
+    if out.exists() and not (overwrite and out.is_dir()):
+        raise SettingError(
+            str(out),
+            expected="a directory that does not exist yet",
+            found="an existing one" if out.is_dir() else "a file",
+            hint="Choose another; --overwrite replaces a directory.",
+        )
+    if checkpoint.resolve().is_relative_to(out.resolve()):
+        raise SettingError(
+            str(out),
+            expected="a directory that does not hold the checkpoint",
+            found=f"{checkpoint} in it",
+        )
 
 
 @dataclass
@@ -197,7 +217,8 @@ class _ShardWriter:
     def add(self, name: str, array: Array) -> None:
         if self.pending and self.pending_bytes + array.nbytes > self.limit:
             self._flush()
-        self.pending[name] = np.ascontiguousarray(array)
+        # Not ascontiguousarray, which makes a scalar a vector.
+        self.pending[name] = np.asarray(array, order="C")
         self.pending_bytes += array.nbytes
 
     def finish(self) -> None:
@@ -300,26 +321,36 @@ def copy_side_files(source: Path, target: Path) -> None:
 @contextmanager
 def _whole_directory(out: Path) -> Iterator[Path]:
     """Give a hidden sibling to write into; put it in place if all went well."""
+    # Not a link to it, which could be neither renamed away nor removed as a tree.
+    target = out.resolve()
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        hidden = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        hidden = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
         raise _unwritable(out, error) from error
     try:
         yield hidden
         hidden.chmod(0o755)
-        if out.exists():
-            # os.replace cannot replace a directory that is not empty.
-            old = hidden.with_name(hidden.name + ".old")
-            out.rename(old)
-            hidden.rename(out)
-            shutil.rmtree(old)
+        if target.exists():
+            _replace_directory(target, hidden)
         else:
-            hidden.rename(out)
+            hidden.rename(target)
     except (OSError, SafetensorError) as error:
         raise _unwritable(out, error) from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _replace_directory(target: Path, new: Path) -> None:
+    # os.replace cannot replace a directory that is not empty.
+    old = new.with_name(new.name + ".old")
+    target.rename(old)
+    try:
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
 
 
 def _unwritable(out: Path, error: Exception) -> CheckpointError:

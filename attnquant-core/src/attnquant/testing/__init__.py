@@ -1,0 +1,1 @@
+"""Helpers for testing architectures; the tests of plugins use them too."""

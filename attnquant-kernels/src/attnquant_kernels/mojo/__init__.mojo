@@ -1,0 +1,1 @@
+"""Custom ops of AttnQuant for MAX. There are none yet."""
