@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ import importlib_metadata
 import pluggy
 
 from attnquant import hookspecs, settings
-from attnquant.errors import ArchitectureError, PluginError
+from attnquant.errors import ArchitectureError, AttnQuantError, PluginError
 from attnquant.hookspecs import (
     ENTRY_POINT_GROUP,
     PLUGIN_API_VERSION,
@@ -67,8 +69,9 @@ class Plugin:
     def set_state(
         self, state: State, reason: str, exception: BaseException | None = None
     ) -> None:
-        """Move to a state other than loaded."""
-        self.state, self.reason, self.exception = state, reason, exception
+        """Move to a state other than loaded; the reason becomes one line."""
+        self.state, self.exception = state, exception
+        self.reason = " ".join(reason.split())
 
 
 @dataclass(frozen=True)
@@ -102,16 +105,20 @@ class Supplied:
         return self._call("attnquant_kv_params", object, **arguments)
 
     def _call(self, name: str, kind: Any, **arguments: object) -> Any:
-        result = getattr(self.plugin.hook, name)(
-            architecture=self.architecture.name, **arguments
-        )
-        if result is None or not isinstance(result, kind):
-            raise PluginError(
-                f"plugin {self.plugin.name} ({self.plugin.distribution}), hook {name}",
-                expected=f"a {getattr(kind, '__name__', kind)}"
-                f" for {self.architecture.name}",
-                found=repr(result),
+        subject = f"plugin {self.plugin.name} ({self.plugin.distribution}), hook {name}"
+        expected = f"a {getattr(kind, '__name__', kind)} for {self.architecture.name}"
+        try:
+            result = getattr(self.plugin.hook, name)(
+                architecture=self.architecture.name, **arguments
             )
+        except AttnQuantError:
+            raise
+        except Exception as error:
+            raise PluginError(
+                subject, expected=expected, found=f"{type(error).__name__}: {error}"
+            ) from error
+        if result is None or not isinstance(result, kind):
+            raise PluginError(subject, expected=expected, found=repr(result))
         return result
 
 
@@ -207,12 +214,12 @@ def installed_plugins() -> PluginSet:
 def _describe(
     point: importlib_metadata.EntryPoint,
 ) -> tuple[Plugin, importlib_metadata.EntryPoint]:
-    metadata = point.dist.metadata if point.dist else None
+    metadata: Any = (point.dist.metadata if point.dist else None) or {}
     return (
         Plugin(
             name=point.name,
-            distribution=(metadata["Name"] if metadata else None) or "unknown",
-            version=(metadata["Version"] if metadata else None) or "unknown",
+            distribution=metadata.get("Name") or "unknown",
+            version=metadata.get("Version") or "unknown",
             entry_point=point.value,
         ),
         point,
@@ -221,6 +228,7 @@ def _describe(
 
 def _load(plugin: Plugin, point: importlib_metadata.EntryPoint) -> None:
     started = time.perf_counter()
+    implementation: Any = None
     try:
         implementation = point.load()
         manager = pluggy.PluginManager("attnquant")
@@ -228,7 +236,7 @@ def _load(plugin: Plugin, point: importlib_metadata.EntryPoint) -> None:
         manager.register(implementation, name=plugin.name)
         manager.check_pending()
         plugin.hook = manager.hook
-        plugin.architectures = _architectures(plugin)
+        plugin.architectures = _architectures(plugin, manager.hook)
     except ModuleNotFoundError as error:
         own = point.module.partition(".")[0]
         if error.name and error.name.partition(".")[0] == own:
@@ -242,24 +250,34 @@ def _load(plugin: Plugin, point: importlib_metadata.EntryPoint) -> None:
             plugin.set_state(State.MISSING_DEPENDENCY, reason, error)
     except pluggy.PluginValidationError as error:
         plugin.set_state(State.FAILED, f"{error}.", error)
+        # The hooks of another API version may well look wrong; then that is why.
+        with contextlib.suppress(Exception):
+            plugin.architectures = _architectures(plugin, implementation)
+            _check_version(plugin)
     except PluginError as error:
         plugin.set_state(State.FAILED, str(error), error)
     # Whatever a third party's module raises while it is imported must stay its own
     # affair; the exception is kept and shown.
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         plugin.set_state(State.FAILED, f"{type(error).__name__}: {error}.", error)
     else:
         _check_version(plugin)
     plugin.load_seconds = time.perf_counter() - started
 
 
-def _architectures(plugin: Plugin) -> tuple[Architecture, ...]:
-    assert plugin.hook is not None
-    found: Sequence[Architecture] | None = plugin.hook.attnquant_architectures()
-    if not found or not all(isinstance(item, Architecture) for item in found):
+def _architectures(plugin: Plugin, hooks: Any) -> tuple[Architecture, ...]:
+    found: object = hooks.attnquant_architectures()
+    if (
+        not isinstance(found, Sequence)
+        or not found
+        or not all(
+            isinstance(item, Architecture) and isinstance(item.api_version, int)
+            for item in found
+        )
+    ):
         raise PluginError(
             f"plugin {plugin.name}, hook attnquant_architectures",
-            expected="at least one attnquant.hookspecs.Architecture",
+            expected="at least one attnquant.hookspecs.Architecture (api_version: int)",
             found=repr(found),
         )
     return tuple(found)
@@ -284,14 +302,29 @@ def _settle_conflicts(plugins: Iterable[Plugin], pins: Mapping[str, str]) -> Non
             for architecture in plugin.architectures:
                 claims.setdefault(architecture.name, []).append(plugin)
     for name, claimants in claims.items():
-        pinned = [p for p in claimants if p.distribution == pins.get(name)]
         if len(claimants) == 1:
             continue
         names = " and ".join(f"{p.distribution} ({p.name})" for p in claimants)
+        pin = f"{settings.PIN.name}={name}="
+        pinned = [p for p in claimants if _same_name(p.distribution, pins.get(name))]
         for plugin in claimants:
-            if pinned != [plugin]:
+            if len(pinned) != 1:
+                wrong = f"; {pin}{pins[name]} decides nothing" if name in pins else ""
                 plugin.set_state(
                     State.CONFLICT,
                     f"{names} both claim {name}. Uninstall one, or set"
-                    f" {settings.PIN.name}={name}=<distribution>.",
+                    f" {pin}<distribution>{wrong}.",
                 )
+            elif plugin is not pinned[0]:
+                plugin.set_state(
+                    State.DISABLED, f"{pin}{pins[name]} prefers another to it."
+                )
+
+
+def _same_name(distribution: str, other: str | None) -> bool:
+    """Compare as package indexes do: case and ``-_.`` make no difference."""
+    return other is not None and _normalised(distribution) == _normalised(other)
+
+
+def _normalised(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()

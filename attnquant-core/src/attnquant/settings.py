@@ -220,11 +220,13 @@ def resolve_settings(
 
 def warn_unknown_variables(environ: Mapping[str, str]) -> None:
     """Log each ``ATTNQUANT_`` variable that means nothing, with its likely spelling."""
-    known = [variable.name for variable in VARIABLES]
+    # Without the prefix, which would make any two names look alike.
+    known = [variable.name.removeprefix(_PREFIX) for variable in VARIABLES]
     for name in environ:
-        if name.startswith(_PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+        rest = name.removeprefix(_PREFIX)
+        if name.startswith(_PREFIX) and rest not in known:
+            close = difflib.get_close_matches(rest, known, n=1)
+            hint = f"; did you mean {_PREFIX}{close[0]}?" if close else ""
             logger.warning("%s is set, but means nothing%s", name, hint)
 
 

@@ -9,6 +9,7 @@ from max.pipelines.kv_cache.memory_planner import PagedMemoryPlanner
 from max.pipelines.lib import SupportedArchitecture, TextTokenizer
 from max.pipelines.modeling.types import PipelineTask
 
+from attnquant.serving.encodings import with_flags
 from attnquant_gemma3.model import AttnQuantGemma3Model
 from attnquant_gemma3.model_config import AttnQuantGemma3Config
 from attnquant_gemma3.plugin import ARCHITECTURE
@@ -25,7 +26,7 @@ gemma3_attnquant_arch = SupportedArchitecture(
     name=ARCHITECTURE,
     example_repo_ids=["google/gemma-3-270m", "google/gemma-3-1b-it"],
     default_encoding=AttnQuantGemma3Config.DEFAULT_ENCODING,
-    supported_encodings=AttnQuantGemma3Config.SUPPORTED_ENCODINGS,
+    supported_encodings=with_flags(AttnQuantGemma3Config.SUPPORTED_ENCODINGS),
     pipeline_model=AttnQuantGemma3Model,
     batching=_BatchProcessor,
     task=PipelineTask.TEXT_GENERATION,

@@ -80,7 +80,9 @@ def graph_name(decoder: Module) -> str:
     MAX's compile cache knows graphs by their bodies and gives one back under the name
     it was first compiled with; its exported artifacts are matched by name. So equal
     bodies must have equal names and different ones different names: what tells
-    layouts and formulations apart in the body is which weights there are.
+    layouts and formulations apart in the body is which weights there are. For the
+    same reason names must stay the same from version to version, or a graph cached
+    by an older one is given back under a name that nobody asks for.
     """
     weights = sorted(
         f"{name} {weight.dtype} {weight.shape}"

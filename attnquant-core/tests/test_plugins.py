@@ -1,0 +1,355 @@
+"""Discovery: each plugin in its state, and none able to stop another."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from attnquant.errors import ArchitectureError, PluginError, SettingError
+from attnquant.hookspecs import PLUGIN_API_VERSION
+from attnquant.plugins import Plugin, State, Supplied, find_plugins, installed_plugins
+from core_support.plugins import TINY_PLUGIN, install, supplying
+
+
+def states(environ: dict[str, str] | None = None) -> dict[str, State]:
+    return {p.name: p.state for p in find_plugins(environ or {}).plugins}
+
+
+def plugin(name: str, environ: dict[str, str] | None = None) -> Plugin:
+    found = find_plugins(environ or {})
+    return next(plugin for plugin in found.plugins if plugin.name == name)
+
+
+def test_a_plugin_is_found_by_its_metadata(home: Path) -> None:
+    install(home, "a", supplying("A"), distribution="maker-of-a", version="2.3")
+    found = plugin("a")
+    assert (found.distribution, found.version) == ("maker-of-a", "2.3")
+    assert found.entry_point == "fake_a"
+    assert (found.state, found.reason, found.exception) == (State.LOADED, "", None)
+    assert ["A"] == [architecture.name for architecture in found.architectures]
+    assert found.load_seconds > 0
+
+
+def test_plugins_are_sorted_by_name(home: Path) -> None:
+    for name in ("c", "a", "b"):
+        install(home, name, supplying(name.upper()))
+    assert ["a", "b", "c"] == [plugin.name for plugin in find_plugins({}).plugins]
+
+
+def test_a_plugin_may_be_any_object(home: Path) -> None:
+    source = (
+        "from attnquant.hookspecs import Architecture, hookimpl\n"
+        "class Implementation:\n"
+        "    @hookimpl\n"
+        "    def attnquant_architectures(self):\n"
+        "        return [Architecture('A', 'nowhere:arch', 1)]\n"
+        "plugin = Implementation()\n"
+    )
+    install(home, "a", source, value="fake_a:plugin")
+    assert {"a": State.LOADED} == states()
+
+
+def test_a_plugin_may_supply_several_architectures(home: Path) -> None:
+    install(home, "a", supplying("A", "B"))
+    assert ["A", "B"] == sorted(find_plugins({}).supplied)
+
+
+def test_installed_plugins_are_found_once(home: Path) -> None:
+    install(home, "a", supplying("A"))
+    assert installed_plugins() is installed_plugins()
+
+
+def test_no_plugin_at_all_is_no_error(home: Path) -> None:
+    assert not any(home.iterdir())
+    assert find_plugins({}).plugins == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [("ATTNQUANT_DISABLE", "b"), ("ATTNQUANT_PLUGINS", "a")],
+)
+def test_a_disabled_plugin_is_not_even_imported(
+    home: Path, name: str, names: str
+) -> None:
+    install(home, "a", supplying("A"))
+    install(home, "b", "raise SystemExit")
+    assert {"a": State.LOADED, "b": State.DISABLED} == states({name: names})
+    assert name in plugin("b", {name: names}).reason
+
+
+def test_a_plugin_that_is_both_allowed_and_disabled_is_disabled(home: Path) -> None:
+    install(home, "a", supplying("A"))
+    environ = {"ATTNQUANT_PLUGINS": "a", "ATTNQUANT_DISABLE": "a"}
+    assert {"a": State.DISABLED} == states(environ)
+
+
+def test_the_process_environment_is_the_default(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "a", supplying("A"))
+    monkeypatch.setenv("ATTNQUANT_DISABLE", "a")
+    assert find_plugins().plugins[0].state is State.DISABLED
+
+
+def test_a_malformed_pin_is_an_error_of_the_users(home: Path) -> None:
+    install(home, "a", supplying("A"))
+    with pytest.raises(SettingError, match="ATTNQUANT_PIN"):
+        find_plugins({"ATTNQUANT_PIN": "A"})
+
+
+@pytest.mark.parametrize(
+    ("version", "upgrade"), [(0, "attnquant-a"), (2, "attnquant-core")]
+)
+def test_another_api_version_is_incompatible(
+    home: Path, version: int, upgrade: str
+) -> None:
+    install(home, "a", supplying("A", api_version=version))
+    found = plugin("a")
+    assert found.state is State.INCOMPATIBLE
+    assert f"written for plugin API {version}" in found.reason
+    assert f"attnquant-core has {PLUGIN_API_VERSION}" in found.reason
+    assert found.reason.endswith(f"Upgrade {upgrade}.")
+
+
+@pytest.mark.parametrize(
+    "other_hook",
+    [
+        "def attnquant_hook_of_version_2(): ...",
+        "def attnquant_prefix_map(argument_of_version_2): ...",
+    ],
+)
+def test_hooks_of_a_newer_api_are_explained_by_its_version(
+    home: Path, other_hook: str
+) -> None:
+    source = supplying("A", api_version=2) + f"\n@hookimpl\n{other_hook}\n"
+    install(home, "a", source)
+    found = plugin("a")
+    assert found.state is State.INCOMPATIBLE
+    assert found.reason.endswith("Upgrade attnquant-core.")
+
+
+@pytest.mark.parametrize("version", ["1", None, 1.5, [1]])
+def test_an_api_version_that_is_no_number_is_a_failure(
+    home: Path, version: object
+) -> None:
+    install(home, "a", supplying("A", api_version=version))
+    install(home, "b", supplying("B"))
+    assert {"a": State.FAILED, "b": State.LOADED} == states()
+    assert repr(version) in plugin("a").reason
+
+
+def test_a_missing_dependency_is_named(home: Path) -> None:
+    install(home, "a", "import no_such_package.part")
+    found = plugin("a")
+    assert found.state is State.MISSING_DEPENDENCY
+    assert "No module named 'no_such_package'" in found.reason
+    assert "Reinstall attnquant-a" in found.reason
+    assert isinstance(found.exception, ModuleNotFoundError)
+
+
+def test_a_missing_dependency_may_show_in_a_hook_only(home: Path) -> None:
+    source = supplying("A").replace("return", "import no_such_package; return")
+    install(home, "a", source)
+    assert plugin("a").state is State.MISSING_DEPENDENCY
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ValueError('no luck')", "ValueError: no luck"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def", "SyntaxError"),
+        ("from json import no_such_name", "ImportError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_whatever_an_import_raises_is_kept_and_shown(
+    home: Path, source: str, reason: str
+) -> None:
+    install(home, "a", source)
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert reason in found.reason
+    assert found.exception is not None
+
+
+def test_whatever_the_first_hook_raises_is_kept_and_shown(home: Path) -> None:
+    install(home, "a", supplying("A").replace("return", "raise OSError('x')\n    return"))
+    found = plugin("a")
+    assert (found.state, found.reason) == (State.FAILED, "OSError: x.")
+
+
+@pytest.mark.parametrize("value", ["fake_gone", "fake_gone.part:plugin"])
+def test_an_entry_point_whose_module_is_gone_is_told_from_a_dependency(
+    home: Path, value: str
+) -> None:
+    install(home, "a", None, value=value)
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert f"entry point {value} names a module that does not exist" in found.reason
+    assert "Reinstall attnquant-a" in found.reason
+
+
+def test_an_entry_point_whose_attribute_is_gone_fails(home: Path) -> None:
+    install(home, "a", supplying("A"), value="fake_a:gone")
+    assert plugin("a").state is State.FAILED
+    assert "gone" in plugin("a").reason
+
+
+def test_a_misspelled_hook_is_named(home: Path) -> None:
+    source = supplying("A") + "\n@hookimpl\ndef attnquant_prefixmap(): ...\n"
+    install(home, "a", source)
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert "attnquant_prefixmap" in found.reason
+
+
+def test_a_hook_with_an_argument_too_many_is_named(home: Path) -> None:
+    source = supplying("A") + "\n@hookimpl\ndef attnquant_prefix_map(konfig): ...\n"
+    install(home, "a", source)
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert "attnquant_prefix_map" in found.reason
+    assert "konfig" in found.reason
+    assert "\n" not in found.reason
+
+
+def test_a_module_without_hooks_fails(home: Path) -> None:
+    install(home, "a", "")
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert "hook attnquant_architectures" in found.reason
+    assert "found None" in found.reason
+
+
+@pytest.mark.parametrize("result", ["None", "[]", "()", "'A'", "['A']", "42", "{'A': 1}"])
+def test_a_hook_that_returns_nonsense_fails(home: Path, result: str) -> None:
+    source = supplying("A").replace("return [", f"return {result} or [")
+    source = source.replace("or [Arch", "\n    [Arch")
+    install(home, "a", source)
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert "at least one attnquant.hookspecs.Architecture" in found.reason
+    assert found.reason.endswith(f"found {eval(result)!r}")
+    assert isinstance(found.exception, PluginError)
+
+
+TROUBLE = {
+    "import": "raise ValueError",
+    "exit": "raise SystemExit",
+    "dependency": "import no_such_package",
+    "hook": supplying("X").replace("return", "raise ValueError\n    return"),
+    "nonsense": supplying("X").replace("return [", "return 42, ["),
+    "misspelled": supplying("X") + "\n@hookimpl\ndef attnquant_x(): ...\n",
+    "signature": supplying("X") + "\n@hookimpl\ndef attnquant_kv_params(y): ...\n",
+    "version": supplying("X", api_version=9),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLE)
+def test_one_plugins_failure_does_not_stop_another(home: Path, trouble: str) -> None:
+    # One before and one after it in the order of loading.
+    for name in ("a", "z"):
+        install(home, name, supplying(name.upper()))
+    install(home, "m", TROUBLE[trouble])
+    found = states()
+    assert (found["a"], found["z"]) == (State.LOADED, State.LOADED)
+    assert found["m"] not in {State.LOADED, State.DISABLED}
+
+
+@pytest.mark.parametrize("content", ["", "Name: attnquant-a\n", None])
+def test_incomplete_metadata_do_not_stop_discovery(
+    home: Path, content: str | None
+) -> None:
+    install(home, "a", supplying("A"))
+    install(home, "b", supplying("B"))
+    metadata = next(home.glob("attnquant_a*")) / "METADATA"
+    if content is None:
+        metadata.unlink()
+    else:
+        metadata.write_text(content)
+    assert {"a": State.LOADED, "b": State.LOADED} == states()
+    assert plugin("a").version == "unknown"
+
+
+def test_a_distribution_that_is_uninstalled_is_gone(home: Path) -> None:
+    install(home, "a", supplying("A"))
+    install(home, "b", supplying("B"))
+    assert sorted(states()) == ["a", "b"]
+    shutil.rmtree(next(home.glob("attnquant_b*")))
+    assert sorted(states()) == ["a"]
+
+
+def tiny(home: Path, source: str = TINY_PLUGIN) -> Supplied:
+    install(home, "tiny", source)
+    return find_plugins({}).find("TinyForCausalLM")
+
+
+def test_hooks_are_called_for_the_architecture(home: Path) -> None:
+    source = TINY_PLUGIN.replace("map():", "map(architecture, config):").replace(
+        '{"model.": "", ', "{config['prefix']: architecture, "
+    )
+    prefix_map = tiny(home, source).prefix_map({"prefix": "p."})
+    assert prefix_map.canonical("p.x") == "TinyForCausalLMx"
+
+
+@pytest.mark.parametrize("result", ["None", "42", "{'model.': ''}"])
+def test_a_prefix_map_that_is_none_is_an_error(home: Path, result: str) -> None:
+    source = TINY_PLUGIN.replace("return PrefixMap(", f"return {result}\n    (")
+    with pytest.raises(PluginError) as caught:
+        tiny(home, source).prefix_map({})
+    error = caught.value
+    assert "plugin tiny (attnquant-tiny)" in error.subject
+    assert "hook attnquant_prefix_map" in error.subject
+    assert error.expected == "a PrefixMap for TinyForCausalLM"
+    assert error.found == repr(eval(result))
+
+
+@pytest.mark.parametrize("result", ["None", "'uniform'"])
+def test_a_grouping_that_is_no_function_is_an_error(home: Path, result: str) -> None:
+    source = TINY_PLUGIN.replace("return uniform", f"return {result}")
+    with pytest.raises(PluginError, match="hook attnquant_w0_group") as caught:
+        tiny(home, source).grouping({})
+    assert caught.value.found == repr(eval(result))
+
+
+def test_a_hook_that_is_left_out_is_named_when_it_is_needed(home: Path) -> None:
+    supplied = tiny(home)
+    with pytest.raises(PluginError, match="hook attnquant_attention"):
+        supplied.attention_factory(None)
+    with pytest.raises(PluginError, match="hook attnquant_kv_params"):
+        supplied.kv_params(
+            huggingface_config=None,
+            pipeline_config=None,
+            devices=[],
+            kv_cache_config=None,
+            cache_dtype=None,
+        )
+
+
+def test_what_a_later_hook_raises_becomes_the_plugins_error(home: Path) -> None:
+    source = TINY_PLUGIN.replace("return uniform", "return {}['head_dim']")
+    with pytest.raises(PluginError) as caught:
+        tiny(home, source).grouping({})
+    assert "plugin tiny (attnquant-tiny), hook attnquant_w0_group" in str(caught.value)
+    assert "KeyError: 'head_dim'" in caught.value.found
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_of_attnquants_own_passes_through_a_hook(home: Path) -> None:
+    raised = "from attnquant.errors import ServingError; raise ServingError('x')"
+    source = TINY_PLUGIN.replace("return uniform", raised)
+    supplied = tiny(home, source)
+    with pytest.raises(Exception, match="^x$") as caught:
+        supplied.grouping({})
+    assert type(caught.value).__name__ == "ServingError"
+
+
+def test_an_architecture_that_nobody_supplies_is_named(home: Path) -> None:
+    install(home, "a", supplying("A", "B"))
+    with pytest.raises(ArchitectureError) as caught:
+        find_plugins({}).find("C")
+    assert caught.value.subject == "C"
+    assert caught.value.expected == "one of A, B"
+    assert "Every installed plugin is loaded" in caught.value.hint
