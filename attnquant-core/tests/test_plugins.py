@@ -175,7 +175,9 @@ def test_whatever_an_import_raises_is_kept_and_shown(
 
 
 def test_whatever_the_first_hook_raises_is_kept_and_shown(home: Path) -> None:
-    install(home, "a", supplying("A").replace("return", "raise OSError('x')\n    return"))
+    install(
+        home, "a", supplying("A").replace("return", "raise OSError('x')\n    return")
+    )
     found = plugin("a")
     assert (found.state, found.reason) == (State.FAILED, "OSError: x.")
 
@@ -223,7 +225,9 @@ def test_a_module_without_hooks_fails(home: Path) -> None:
     assert "found None" in found.reason
 
 
-@pytest.mark.parametrize("result", ["None", "[]", "()", "'A'", "['A']", "42", "{'A': 1}"])
+@pytest.mark.parametrize(
+    "result", ["None", "[]", "()", "'A'", "['A']", "42", "{'A': 1}"]
+)
 def test_a_hook_that_returns_nonsense_fails(home: Path, result: str) -> None:
     source = supplying("A").replace("return [", f"return {result} or [")
     source = source.replace("or [Arch", "\n    [Arch")

@@ -21,8 +21,8 @@ def rivals(home: Path) -> Path:
     return home
 
 
-def test_two_claims_on_an_architecture_are_a_conflict(rivals: Path) -> None:
-    assert rivals.is_dir()
+@pytest.mark.usefixtures("rivals")
+def test_two_claims_on_an_architecture_are_a_conflict() -> None:
     for plugin in by_name().values():
         assert plugin.state is State.CONFLICT
         assert "maker-a (a) and maker-b (b) both claim X" in plugin.reason
@@ -35,9 +35,9 @@ def test_neither_side_of_a_conflict_stops_others(rivals: Path) -> None:
     assert ["C"] == list(find_plugins({}).supplied)
 
 
+@pytest.mark.usefixtures("rivals")
 @pytest.mark.parametrize("pinned", ["maker-b", "Maker_B", "maker.b"])
-def test_a_pin_settles_a_conflict(rivals: Path, pinned: str) -> None:
-    assert rivals.is_dir()
+def test_a_pin_settles_a_conflict(pinned: str) -> None:
     environ = {"ATTNQUANT_PIN": f"X={pinned}"}
     found = by_name(environ)
     assert find_plugins(environ).find("X").plugin.name == "b"
@@ -46,9 +46,9 @@ def test_a_pin_settles_a_conflict(rivals: Path, pinned: str) -> None:
     assert f"ATTNQUANT_PIN=X={pinned}" in found["a"].reason
 
 
+@pytest.mark.usefixtures("rivals")
 @pytest.mark.parametrize("pin", ["X=maker-c", "Y=maker-a"])
-def test_a_pin_of_something_else_settles_nothing(rivals: Path, pin: str) -> None:
-    assert rivals.is_dir()
+def test_a_pin_of_something_else_settles_nothing(pin: str) -> None:
     found = by_name({"ATTNQUANT_PIN": pin})
     assert {State.CONFLICT} == {plugin.state for plugin in found.values()}
     assert ("decides nothing" in found["a"].reason) == pin.startswith("X=")
@@ -59,17 +59,15 @@ def test_a_pin_without_a_conflict_changes_nothing(home: Path) -> None:
     assert by_name({"ATTNQUANT_PIN": "X=maker-b"})["a"].state is State.LOADED
 
 
+@pytest.mark.usefixtures("rivals")
 @pytest.mark.parametrize("name", ["ATTNQUANT_DISABLE", "ATTNQUANT_PLUGINS"])
-def test_disabling_one_side_settles_a_conflict(rivals: Path, name: str) -> None:
-    assert rivals.is_dir()
+def test_disabling_one_side_settles_a_conflict(name: str) -> None:
     environ = {name: "b"}
     expected = "a" if name == "ATTNQUANT_DISABLE" else "b"
     assert find_plugins(environ).find("X").plugin.name == expected
 
 
-@pytest.mark.parametrize(
-    "broken", ["raise ValueError", supplying("X", api_version=2)]
-)
+@pytest.mark.parametrize("broken", ["raise ValueError", supplying("X", api_version=2)])
 def test_a_plugin_that_is_not_loaded_claims_nothing(home: Path, broken: str) -> None:
     install(home, "a", supplying("X"))
     install(home, "b", broken)
@@ -115,12 +113,13 @@ def test_with_no_plugin_installed_it_says_what_to_install(home: Path) -> None:
         ("raise ValueError('a\\nb')", "failed: ValueError: a b."),
         ("import no_such_package", "missing dependency: No module named"),
         (supplying("X", api_version=2), "incompatible: written for plugin API 2"),
-        (supplying("X") + "\n@hookimpl\ndef attnquant_x(): ...", "failed: unknown hook"),
+        (
+            supplying("X") + "\n@hookimpl\ndef attnquant_x(): ...",
+            "failed: unknown hook",
+        ),
     ],
 )
-def test_it_says_why_a_plugin_is_not_there(
-    home: Path, source: str, state: str
-) -> None:
+def test_it_says_why_a_plugin_is_not_there(home: Path, source: str, state: str) -> None:
     install(home, "a", source, version="2.3")
     assert f"Plugin a (attnquant-a 2.3) is {state}" in unavailable().hint
 
@@ -133,8 +132,8 @@ def test_it_says_that_a_plugin_is_disabled(home: Path) -> None:
     )
 
 
-def test_it_says_that_plugins_are_in_conflict(rivals: Path) -> None:
-    assert rivals.is_dir()
+@pytest.mark.usefixtures("rivals")
+def test_it_says_that_plugins_are_in_conflict() -> None:
     assert unavailable().hint.count("both claim X") == 2
 
 

@@ -5,10 +5,32 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 MAIN = "import sys; from attnquant.cli.main import main; sys.exit(main())"
+
+
+class Done(NamedTuple):
+    """What a command left: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    def error(self) -> str:
+        """Check that this is a failure told in one line, and return that line."""
+        assert self.code == 1
+        assert self.out == ""
+        assert self.err.startswith("attnquant: error: ")
+        assert self.err.endswith("\n")
+        assert self.err.count("\n") == 1
+        return self.err.removeprefix("attnquant: error: ").rstrip()
+
+
+Run = Callable[..., Done]
+"""Runs the command with arguments."""
 
 
 def environment(home: Path | None = None, **variables: str) -> dict[str, str]:
@@ -40,11 +62,10 @@ def python(
     )
 
 
-def attnquant(
-    *arguments: object, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def attnquant(*arguments: object, env: dict[str, str] | None = None) -> Done:
     """Run the command in a fresh process."""
-    return python(MAIN, *arguments, env=env)
+    done = python(MAIN, *arguments, env=env)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def started(

@@ -147,7 +147,9 @@ def bits(array: Array) -> tuple[str, tuple[int, ...], bytes]:
     return str(array.dtype), array.shape, array.tobytes()
 
 
-def assert_same_bits(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> None:
+def assert_same_bits(
+    expected: Mapping[str, Array], actual: Mapping[str, Array]
+) -> None:
     """Check that two mappings hold the same tensors, bit for bit."""
     assert sorted(expected) == sorted(actual)
     for name, array in expected.items():

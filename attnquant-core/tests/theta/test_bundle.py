@@ -187,9 +187,7 @@ def test_a_tensor_unlike_the_prediction_is_named(
 
 @pytest.mark.parametrize("name", ["W0.1.k_proj", "layers.3.up_proj.s", "norm.weight"])
 @pytest.mark.parametrize("change", ["missing", "shape", "dtype", "renamed"])
-def test_a_damaged_bundle_does_not_open(
-    tmp_path: Path, name: str, change: str
-) -> None:
+def test_a_damaged_bundle_does_not_open(tmp_path: Path, name: str, change: str) -> None:
     write_tiny_bundle(tmp_path)
     bundle = tmp_path / "bundle"
     file = bundle / "model-00001-of-00001.safetensors"

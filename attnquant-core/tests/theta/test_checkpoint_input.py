@@ -165,7 +165,8 @@ def test_an_index_that_names_an_absent_shard(sharded: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["../single/model.safetensors", "/etc/passwd", "..", "sub/model.safetensors", 3]
+    "file",
+    ["../single/model.safetensors", "/etc/passwd", "..", "sub/model.safetensors", 3],
 )
 def test_an_index_that_leads_out_of_the_directory(
     single: Path, sharded: Path, file: object

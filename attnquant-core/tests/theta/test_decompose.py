@@ -136,8 +136,10 @@ def test_a_base_and_its_factors_depend_on_no_other_tensor(
     seed: int, family: str
 ) -> None:
     weights, others = tiny_weights(4), tiny_weights(4, seed=seed)
-    band = {weight_name(layer, family): weights[weight_name(layer, family)]
-            for layer in (2, 3)}
+    band = {
+        weight_name(layer, family): weights[weight_name(layer, family)]
+        for layer in (2, 3)
+    }
     ours = decompose(weights, 3, 2)
     theirs = decompose(others | band, 3, 2)
     names = [f"W0.1.{family}"] + [
@@ -147,9 +149,7 @@ def test_a_base_and_its_factors_depend_on_no_other_tensor(
 
 
 def test_the_same_input_gives_the_same_bits() -> None:
-    assert_same_bits(
-        decompose(tiny_weights(4), 3, 2), decompose(tiny_weights(4), 3, 2)
-    )
+    assert_same_bits(decompose(tiny_weights(4), 3, 2), decompose(tiny_weights(4), 3, 2))
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,7 @@ NAME = weight_name(2, "up_proj")
 
 @pytest.mark.parametrize("rank", [0, -1, True, False, 2.0, "2"])
 @pytest.mark.parametrize("blocks", [2, 4], ids=["shared", "passthrough"])
-def test_a_rank_that_is_no_positive_integer_is_refused(
-    rank: int, blocks: int
-) -> None:
+def test_a_rank_that_is_no_positive_integer_is_refused(rank: int, blocks: int) -> None:
     with pytest.raises(SettingError) as caught:
         decompose(tiny_weights(4), rank, blocks)
     assert caught.value.subject == "lora_rank"

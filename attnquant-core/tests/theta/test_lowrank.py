@@ -36,9 +36,7 @@ def test_the_mean_is_rounded_to_the_storage_dtype() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rank", [1, 3, 5])
-def test_factors_make_the_best_approximation(
-    shape: tuple[int, int], rank: int
-) -> None:
+def test_factors_make_the_best_approximation(shape: tuple[int, int], rank: int) -> None:
     rank = min(rank, *shape)
     residual = random(shape)
     found = apply_factors(

@@ -221,7 +221,9 @@ def test_ignored_tensors_are_left_out(tmp_path: Path) -> None:
 def test_progress_runs_from_the_first_step_to_the_last(tmp_path: Path) -> None:
     steps: list[tuple[Any, ...]] = []
     path = write_tiny_checkpoint(tmp_path / "model")
-    write_bundle(plan(path), tmp_path / "out", progress=lambda *step: steps.append(step))
+    write_bundle(
+        plan(path), tmp_path / "out", progress=lambda *step: steps.append(step)
+    )
     done = [step[1] for step in steps]
     # One step per tensor of the checkpoint: 4 layers of 7 and a norm, and 2 more.
     assert {len(tiny_weights(4))} == {step[2] for step in steps}

@@ -1,0 +1,210 @@
+"""Gemma 4's config with the decomposition's settings."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from max.dtype import DType
+from max.graph import DeviceRef
+from max.nn.kv_cache import MultiKVCacheParams
+from max.pipelines.architectures.gemma4.model_config import (
+    Gemma4TextConfig,
+    Gemma4VisionConfig,
+)
+from max.pipelines.lib import KVCacheConfig, MAXModelConfig, PipelineConfig
+from max.pipelines.modeling.config_enums import SupportedEncoding
+
+from attnquant.errors import ServingError
+from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
+from attnquant.theta.checkpoint import BUNDLE_KEY
+from attnquant_gemma4.plugin import FULL, attnquant_prefix_map, check_supported
+
+MIN_CPU_WINDOW = 128
+"""MAX's CPU attention does not compile for sliding windows narrower than this."""
+
+# Fields that MAX reads and that the config of the unified line does not have.
+_NOT_IN_UNIFIED: dict[str, object] = {
+    "vocab_size_per_layer_input": 0,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": False,
+    "num_experts": None,
+    "top_k_experts": None,
+    "moe_intermediate_size": None,
+}
+
+
+@dataclass(kw_only=True)
+class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
+    """MAX's `Gemma4TextConfig`, with `lora_rank`, `shared_blocks` and their kin.
+
+    It also stands in for MAX's config of the multimodal wrapper, which holds a text
+    config and a vision config.
+    """
+
+    DEFAULT_ENCODING: ClassVar[SupportedEncoding] = "bfloat16"
+    SUPPORTED_ENCODINGS: ClassVar[set[SupportedEncoding]] = {"bfloat16", "float32"}
+
+    vision_config: Gemma4VisionConfig | None = None
+    """None: only text is served."""
+
+    @property
+    def text_config(self) -> Self:
+        """The decoder's config, which this is."""
+        return self
+
+    @property
+    def unquantized_dtype(self) -> DType:
+        """The dtype of norms, embedding and head: that of everything else."""
+        return self.dtype
+
+    @classmethod
+    def initialize_from_config(
+        cls,
+        pipeline_config: PipelineConfig,
+        huggingface_config: Any,
+        *,
+        max_seq_len: int,
+    ) -> Self:
+        """Build the config, refusing what the graph would compute wrongly.
+
+        Args:
+            pipeline_config: MAX's.
+            huggingface_config: The wrapper's or the decoder's.
+            max_seq_len: The longest sequence.
+
+        Raises:
+            SettingError: If an environment variable is out of range or contradicts
+                the bundle.
+            CheckpointError: If the checkpoint asks for something that is not
+                supported, naming it.
+            ServingError: If the device does.
+        """
+        decoder = decoder_config(huggingface_config)
+        _check_experts(decoder)
+        # MAX's passes sentinels for `rope_theta` and `rope_scaling`, of which there
+        # is one for each kind of layer.
+        config = super().initialize_from_config(
+            pipeline_config, decoder, max_seq_len=max_seq_len
+        )
+        config.apply_settings(settings_of(decoder, config.num_hidden_layers))
+        _check_device(config)
+        return config
+
+    @classmethod
+    def calculate_max_seq_len(
+        cls, huggingface_config: Any, model_config: MAXModelConfig
+    ) -> int:
+        """Return the longest sequence, by the decoder's config."""
+        return super().calculate_max_seq_len(
+            decoder_config(huggingface_config), model_config
+        )
+
+    @classmethod
+    def construct_kv_params(
+        cls,
+        huggingface_config: Any,
+        pipeline_config: PipelineConfig,
+        devices: list[DeviceRef],
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+        *,
+        allow_kv_head_replication: bool = False,
+    ) -> MultiKVCacheParams:
+        """Return a cache for sliding layers and one for full layers."""
+        return super().construct_kv_params(
+            decoder_config(huggingface_config),
+            pipeline_config,
+            devices,
+            kv_cache_config,
+            cache_dtype,
+            allow_kv_head_replication=allow_kv_head_replication,
+        )
+
+    def head_dims(self, layer: int) -> tuple[int, int]:
+        """Return the head dim of a layer, and how many KV heads it has."""
+        if self.layer_types[layer] == FULL:
+            return self.global_head_dim, self.num_global_key_value_heads
+        return self.head_dim, self.num_key_value_heads
+
+    def has_v_proj(self, layer: int) -> bool:
+        """Whether a layer has a value projection, or takes its keys for values."""
+        return not (self.attention_k_eq_v and self.layer_types[layer] == FULL)
+
+    def projection_dims(self, layer: int) -> dict[str, tuple[int, int]]:
+        """Return ``(out, in)`` of each family that a layer has."""
+        hidden, wide = self.hidden_size, self.intermediate_size
+        head_dim, kv_heads = self.head_dims(layer)
+        q_dim, kv_dim = self.num_attention_heads * head_dim, kv_heads * head_dim
+        dims = {
+            "q_proj": (q_dim, hidden),
+            "k_proj": (kv_dim, hidden),
+            "v_proj": (kv_dim, hidden),
+            "o_proj": (hidden, q_dim),
+            "gate_proj": (wide, hidden),
+            "up_proj": (wide, hidden),
+            "down_proj": (hidden, wide),
+        }
+        if not self.has_v_proj(layer):
+            del dims["v_proj"]
+        return dims
+
+
+def decoder_config(huggingface_config: Any) -> Any:
+    """Return the decoder's config, checked, as MAX and this package read it.
+
+    Args:
+        huggingface_config: transformers' config of the wrapper, whose bundle block
+            and tied head the result takes over; or of the decoder.
+
+    Raises:
+        CheckpointError: If the checkpoint asks for something that is not supported.
+    """
+    wrapped = getattr(huggingface_config, "text_config", None)
+    decoder = copy.copy(wrapped or huggingface_config)
+    if wrapped is not None:
+        attnquant_prefix_map(huggingface_config.to_dict())
+        if (block := getattr(huggingface_config, BUNDLE_KEY, None)) is not None:
+            setattr(decoder, BUNDLE_KEY, block)
+    check_supported(decoder.to_dict())
+    for name, value in _NOT_IN_UNIFIED.items():
+        if not hasattr(decoder, name):
+            setattr(decoder, name, value)
+    if not decoder.attention_k_eq_v:
+        # As in transformers; MAX reads the field in any case.
+        decoder.num_global_key_value_heads = None
+    return decoder
+
+
+def _check_experts(decoder: Any) -> None:
+    if decoder.enable_moe_block and decoder.hidden_activation != "gelu_pytorch_tanh":
+        raise ServingError(
+            "config.json: hidden_activation",
+            expected="gelu_pytorch_tanh, which MAX's experts compute",
+            found=repr(decoder.hidden_activation),
+        )
+
+
+def _check_device(config: AttnQuantGemma4Config) -> None:
+    device = config.devices[0]
+    if len(config.devices) > 1:
+        raise ServingError(
+            "--devices", expected="one device", found=str(len(config.devices))
+        )
+    if not device.is_cpu():
+        return
+    if config.dtype != DType.float32:
+        raise ServingError(
+            "--quantization-encoding",
+            expected="float32 on a CPU",
+            found=str(config.quantization_encoding),
+            hint="Add `--quantization-encoding float32`.",
+        )
+    if config.sliding_window < MIN_CPU_WINDOW:
+        raise ServingError(
+            "config.json: sliding_window",
+            expected=f"at least {MIN_CPU_WINDOW} on a CPU",
+            found=str(config.sliding_window),
+            hint="MAX cannot compile narrower windows for CPUs; a GPU can serve it.",
+        )

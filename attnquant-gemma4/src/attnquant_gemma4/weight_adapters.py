@@ -1,0 +1,70 @@
+"""Checkpoint names to the graph's, and weights to bases and factors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from max.dtype import DType
+from max.graph.weights import WeightData
+
+from attnquant.serving.weight_adapter import GRAPH_PREFIX, Adapted, WeightAdapter
+from attnquant.settings import Settings
+from attnquant.theta.prefix_map import PrefixMap
+from attnquant_gemma4.plugin import PREFIX_MAP, TOWERS, attnquant_w0_group
+
+EXPERT_NAMES = {
+    "router.proj.": "moe_block.gate.gate_score.",
+    "router.scale": "moe_block.gate.scale",
+    "router.per_expert_scale": "moe_block.gate.per_expert_scale",
+    "pre_feedforward_layernorm_2.": "moe_block.pre_expert_norm.",
+    "experts.": "moe_block.experts.",
+}
+"""A layer's names in a checkpoint to those of MAX's mixture of experts."""
+
+_EXPERTS_RE = re.compile(
+    rf"(layers\.\d+\.)({'|'.join(map(re.escape, EXPERT_NAMES))})", re.NOFLAG
+)
+
+
+@dataclass(frozen=True)
+class Gemma4WeightAdapter(WeightAdapter):
+    """The common adapter; then towers are left out and experts are named as in MAX."""
+
+    def adapt(
+        self,
+        weights: Mapping[str, WeightData],
+        huggingface_config: Any,
+        dtype: DType | None,
+        settings: Settings | None = None,
+    ) -> Adapted:
+        """Turn a checkpoint's or a bundle's tensors into the decoder's."""
+        adapted = super().adapt(weights, huggingface_config, dtype, settings)
+        left_out = tuple(GRAPH_PREFIX + tower for tower in TOWERS)
+        if huggingface_config.tie_word_embeddings:
+            # A bundle keeps the copy where only the wrapper's config says it is one.
+            left_out = (*left_out, GRAPH_PREFIX + "lm_head.")
+        return replace(
+            adapted,
+            state_dict={
+                _EXPERTS_RE.sub(_expert_name, name): weight
+                for name, weight in adapted.state_dict.items()
+                if not name.startswith(left_out)
+            },
+        )
+
+
+def _expert_name(match: re.Match[str]) -> str:
+    return match[1] + EXPERT_NAMES[match[2]]
+
+
+def _prefix_map(config: Mapping[str, Any]) -> PrefixMap:
+    del config
+    return PREFIX_MAP
+
+
+convert_safetensor_state_dict = Gemma4WeightAdapter(
+    prefix_map=_prefix_map, grouping=attnquant_w0_group
+)
