@@ -335,8 +335,11 @@ def layer_types(layers: int, pattern: int) -> list[str]:
 
 
 def generation_config(metadata: Metadata) -> Json:
-    """Return ``generation_config.json``: the ids, and no opinion on sampling."""
-    return {**token_ids(metadata)}
+    """Return ``generation_config.json``: the ids, and greedy decoding.
+
+    A development checkpoint has to answer the same way every time, with no flag.
+    """
+    return {**token_ids(metadata), "do_sample": False}
 
 
 def token_ids(metadata: Metadata) -> dict[str, int]:

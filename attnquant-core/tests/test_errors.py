@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+
 from attnquant import errors
 from attnquant.errors import AttnQuantError, BundleError, CheckpointError
 

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from attnquant.errors import ArchitectureError, PluginError, SettingError
+from core_support.plugins import install, supplying
+
+from attnquant.errors import PluginError, SettingError
 from attnquant.hookspecs import PLUGIN_API_VERSION
-from attnquant.plugins import Plugin, State, Supplied, find_plugins, installed_plugins
-from core_support.plugins import TINY_PLUGIN, install, supplying
+from attnquant.plugins import Plugin, State, find_plugins, installed_plugins
 
 
 def states(environ: dict[str, str] | None = None) -> dict[str, State]:
@@ -27,14 +28,14 @@ def test_a_plugin_is_found_by_its_metadata(home: Path) -> None:
     assert (found.distribution, found.version) == ("maker-of-a", "2.3")
     assert found.entry_point == "fake_a"
     assert (found.state, found.reason, found.exception) == (State.LOADED, "", None)
-    assert ["A"] == [architecture.name for architecture in found.architectures]
+    assert [architecture.name for architecture in found.architectures] == ["A"]
     assert found.load_seconds > 0
 
 
 def test_plugins_are_sorted_by_name(home: Path) -> None:
     for name in ("c", "a", "b"):
         install(home, name, supplying(name.upper()))
-    assert ["a", "b", "c"] == [plugin.name for plugin in find_plugins({}).plugins]
+    assert [plugin.name for plugin in find_plugins({}).plugins] == ["a", "b", "c"]
 
 
 def test_a_plugin_may_be_any_object(home: Path) -> None:
@@ -47,12 +48,12 @@ def test_a_plugin_may_be_any_object(home: Path) -> None:
         "plugin = Implementation()\n"
     )
     install(home, "a", source, value="fake_a:plugin")
-    assert {"a": State.LOADED} == states()
+    assert states() == {"a": State.LOADED}
 
 
 def test_a_plugin_may_supply_several_architectures(home: Path) -> None:
     install(home, "a", supplying("A", "B"))
-    assert ["A", "B"] == sorted(find_plugins({}).supplied)
+    assert sorted(find_plugins({}).supplied) == ["A", "B"]
 
 
 def test_installed_plugins_are_found_once(home: Path) -> None:
@@ -74,14 +75,14 @@ def test_a_disabled_plugin_is_not_even_imported(
 ) -> None:
     install(home, "a", supplying("A"))
     install(home, "b", "raise SystemExit")
-    assert {"a": State.LOADED, "b": State.DISABLED} == states({name: names})
+    assert states({name: names}) == {"a": State.LOADED, "b": State.DISABLED}
     assert name in plugin("b", {name: names}).reason
 
 
 def test_a_plugin_that_is_both_allowed_and_disabled_is_disabled(home: Path) -> None:
     install(home, "a", supplying("A"))
     environ = {"ATTNQUANT_PLUGINS": "a", "ATTNQUANT_DISABLE": "a"}
-    assert {"a": State.DISABLED} == states(environ)
+    assert states(environ) == {"a": State.DISABLED}
 
 
 def test_the_process_environment_is_the_default(
@@ -135,7 +136,7 @@ def test_an_api_version_that_is_no_number_is_a_failure(
 ) -> None:
     install(home, "a", supplying("A", api_version=version))
     install(home, "b", supplying("B"))
-    assert {"a": State.FAILED, "b": State.LOADED} == states()
+    assert states() == {"a": State.FAILED, "b": State.LOADED}
     assert repr(version) in plugin("a").reason
 
 
@@ -273,7 +274,7 @@ def test_incomplete_metadata_do_not_stop_discovery(
         metadata.unlink()
     else:
         metadata.write_text(content)
-    assert {"a": State.LOADED, "b": State.LOADED} == states()
+    assert states() == {"a": State.LOADED, "b": State.LOADED}
     assert plugin("a").version == "unknown"
 
 
@@ -283,77 +284,3 @@ def test_a_distribution_that_is_uninstalled_is_gone(home: Path) -> None:
     assert sorted(states()) == ["a", "b"]
     shutil.rmtree(next(home.glob("attnquant_b*")))
     assert sorted(states()) == ["a"]
-
-
-def tiny(home: Path, source: str = TINY_PLUGIN) -> Supplied:
-    install(home, "tiny", source)
-    return find_plugins({}).find("TinyForCausalLM")
-
-
-def test_hooks_are_called_for_the_architecture(home: Path) -> None:
-    source = TINY_PLUGIN.replace("map():", "map(architecture, config):").replace(
-        '{"model.": "", ', "{config['prefix']: architecture, "
-    )
-    prefix_map = tiny(home, source).prefix_map({"prefix": "p."})
-    assert prefix_map.canonical("p.x") == "TinyForCausalLMx"
-
-
-@pytest.mark.parametrize("result", ["None", "42", "{'model.': ''}"])
-def test_a_prefix_map_that_is_none_is_an_error(home: Path, result: str) -> None:
-    source = TINY_PLUGIN.replace("return PrefixMap(", f"return {result}\n    (")
-    with pytest.raises(PluginError) as caught:
-        tiny(home, source).prefix_map({})
-    error = caught.value
-    assert "plugin tiny (attnquant-tiny)" in error.subject
-    assert "hook attnquant_prefix_map" in error.subject
-    assert error.expected == "a PrefixMap for TinyForCausalLM"
-    assert error.found == repr(eval(result))
-
-
-@pytest.mark.parametrize("result", ["None", "'uniform'"])
-def test_a_grouping_that_is_no_function_is_an_error(home: Path, result: str) -> None:
-    source = TINY_PLUGIN.replace("return uniform", f"return {result}")
-    with pytest.raises(PluginError, match="hook attnquant_w0_group") as caught:
-        tiny(home, source).grouping({})
-    assert caught.value.found == repr(eval(result))
-
-
-def test_a_hook_that_is_left_out_is_named_when_it_is_needed(home: Path) -> None:
-    supplied = tiny(home)
-    with pytest.raises(PluginError, match="hook attnquant_attention"):
-        supplied.attention_factory(None)
-    with pytest.raises(PluginError, match="hook attnquant_kv_params"):
-        supplied.kv_params(
-            huggingface_config=None,
-            pipeline_config=None,
-            devices=[],
-            kv_cache_config=None,
-            cache_dtype=None,
-        )
-
-
-def test_what_a_later_hook_raises_becomes_the_plugins_error(home: Path) -> None:
-    source = TINY_PLUGIN.replace("return uniform", "return {}['head_dim']")
-    with pytest.raises(PluginError) as caught:
-        tiny(home, source).grouping({})
-    assert "plugin tiny (attnquant-tiny), hook attnquant_w0_group" in str(caught.value)
-    assert "KeyError: 'head_dim'" in caught.value.found
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_an_error_of_attnquants_own_passes_through_a_hook(home: Path) -> None:
-    raised = "from attnquant.errors import ServingError; raise ServingError('x')"
-    source = TINY_PLUGIN.replace("return uniform", raised)
-    supplied = tiny(home, source)
-    with pytest.raises(Exception, match="^x$") as caught:
-        supplied.grouping({})
-    assert type(caught.value).__name__ == "ServingError"
-
-
-def test_an_architecture_that_nobody_supplies_is_named(home: Path) -> None:
-    install(home, "a", supplying("A", "B"))
-    with pytest.raises(ArchitectureError) as caught:
-        find_plugins({}).find("C")
-    assert caught.value.subject == "C"
-    assert caught.value.expected == "one of A, B"
-    assert "Every installed plugin is loaded" in caught.value.hint

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from core_support.plugins import install, supplying
+
 from attnquant.errors import ArchitectureError
 from attnquant.plugins import Plugin, State, find_plugins
-from core_support.plugins import install, supplying
 
 
 def by_name(environ: dict[str, str] | None = None) -> dict[str, Plugin]:
@@ -32,7 +33,7 @@ def test_two_claims_on_an_architecture_are_a_conflict() -> None:
 
 def test_neither_side_of_a_conflict_stops_others(rivals: Path) -> None:
     install(rivals, "c", supplying("C"))
-    assert ["C"] == list(find_plugins({}).supplied)
+    assert list(find_plugins({}).supplied) == ["C"]
 
 
 @pytest.mark.usefixtures("rivals")
@@ -146,3 +147,12 @@ def test_it_says_so_for_every_plugin(home: Path) -> None:
     assert "Plugin a" in error.hint
     assert "Plugin b" in error.hint
     assert "Plugin c" not in error.hint
+
+
+def test_an_architecture_that_nobody_supplies_is_named(home: Path) -> None:
+    install(home, "a", supplying("A", "B"))
+    with pytest.raises(ArchitectureError) as caught:
+        find_plugins({}).find("C")
+    assert caught.value.subject == "C"
+    assert caught.value.expected == "one of A, B"
+    assert "Every installed plugin is loaded" in caught.value.hint

@@ -7,12 +7,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import attnquant
 import pytest
+from core_support.plugins import TINY_PLUGIN, install, supplying
+
+import attnquant
 from attnquant.errors import ArchitectureError, ServingError
 from attnquant.plugins import PluginSet, State, find_plugins
 from attnquant.registry import TESTED_MAX, collect_architectures, pop_lazy_entry
-from core_support.plugins import TINY_PLUGIN, install, supplying
 
 Table = dict[str, list[tuple[str, str, str | None]]]
 
@@ -80,23 +81,23 @@ def names(architectures: list[Any]) -> list[str]:
 
 @pytest.mark.usefixtures("supplied")
 def test_the_lazy_entry_of_the_same_task_goes_and_the_others_stay(table: Table) -> None:
-    assert ["TinyForCausalLM"] == names(collect_architectures(find_plugins({})))
+    assert names(collect_architectures(find_plugins({}))) == ["TinyForCausalLM"]
     assert {"Other", "TinyForCausalLM"} == set(table)
-    assert [EMBEDDING] == table["TinyForCausalLM"]
+    assert table["TinyForCausalLM"] == [EMBEDDING]
 
 
 @pytest.mark.usefixtures("supplied")
 def test_a_name_without_other_tasks_goes_altogether(table: Table) -> None:
     table["TinyForCausalLM"] = [GENERATION]
     collect_architectures(find_plugins({}))
-    assert ["Other"] == list(table)
+    assert list(table) == ["Other"]
 
 
 @pytest.mark.usefixtures("supplied")
 def test_a_name_that_max_does_not_have_changes_nothing(table: Table) -> None:
     del table["TinyForCausalLM"]
     collect_architectures(find_plugins({}))
-    assert ["Other"] == list(table)
+    assert list(table) == ["Other"]
 
 
 @pytest.mark.usefixtures("supplied")
@@ -104,7 +105,7 @@ def test_collecting_twice_is_collecting_once(table: Table) -> None:
     first = collect_architectures(find_plugins({}))
     second = collect_architectures(find_plugins({}))
     assert first[0] is second[0]
-    assert [EMBEDDING] == table["TinyForCausalLM"]
+    assert table["TinyForCausalLM"] == [EMBEDDING]
 
 
 def test_maxs_own_table_is_of_the_kind_that_is_popped_from(
@@ -142,7 +143,7 @@ def test_nothing_installed_is_explained(table: Table) -> None:
     error = caught.value
     assert (error.expected, error.found) == ("at least one loaded plugin", "none")
     assert "No AttnQuant plugin is installed" in error.hint
-    assert ["Other"] == list(table)
+    assert list(table) == ["Other"]
 
 
 def test_nothing_loaded_is_explained_plugin_by_plugin(home: Path, table: Table) -> None:
@@ -152,7 +153,7 @@ def test_nothing_loaded_is_explained_plugin_by_plugin(home: Path, table: Table) 
         collect_architectures(find_plugins({"ATTNQUANT_DISABLE": "b"}))
     assert "Plugin a (attnquant-a 1.0) is missing dependency" in caught.value.hint
     assert "Plugin b (attnquant-b 1.0) is disabled" in caught.value.hint
-    assert ["Other"] == list(table)
+    assert list(table) == ["Other"]
 
 
 def test_a_plugin_in_trouble_is_warned_of_and_stops_no_other(
@@ -162,7 +163,7 @@ def test_a_plugin_in_trouble_is_warned_of_and_stops_no_other(
     install(supplied, "b", supplying("B"))
     plugins = find_plugins({"ATTNQUANT_DISABLE": "b"})
     with caplog.at_level(logging.WARNING, "attnquant"):
-        assert ["TinyForCausalLM"] == names(collect_architectures(plugins))
+        assert names(collect_architectures(plugins)) == ["TinyForCausalLM"]
     expected = "AttnQuant plugin a (attnquant-a 1.0) is failed: ValueError: no luck."
     assert [expected] == caplog.messages
 
@@ -192,7 +193,7 @@ def test_an_architecture_that_cannot_be_imported_is_explained(
     assert state is plugins.plugins[0].state
     assert reason in caught.value.hint
     # What MAX has of its own stays when ours cannot take its place.
-    assert [GENERATION, EMBEDDING] == table["TinyForCausalLM"]
+    assert table["TinyForCausalLM"] == [GENERATION, EMBEDDING]
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def test_max_finds_the_architectures_as_a_list_collected_once(
     fresh: ModuleType,
 ) -> None:
     assert "ARCHITECTURES" not in vars(fresh)
-    assert ["TinyForCausalLM"] == names(fresh.ARCHITECTURES)
+    assert names(fresh.ARCHITECTURES) == ["TinyForCausalLM"]
     assert isinstance(fresh.ARCHITECTURES, list)
     assert fresh.ARCHITECTURES is fresh.ARCHITECTURES
 
@@ -220,7 +221,7 @@ def test_architectures_that_cannot_be_collected_are_asked_for_again(
     for _ in range(2):
         with pytest.raises(ArchitectureError, match="No AttnQuant plugin is installed"):
             _ = fresh.ARCHITECTURES
-    assert ["Other"] == list(table)
+    assert list(table) == ["Other"]
 
 
 def test_other_attributes_are_not_there(fresh: ModuleType) -> None:

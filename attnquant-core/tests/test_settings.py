@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
+from core_support.bundles import write_tiny_bundle
+
 from attnquant.errors import SettingError
 from attnquant.settings import (
     BLOCKS,
@@ -24,7 +26,6 @@ from attnquant.settings import (
 )
 from attnquant.theta.bundle import BundleInfo
 from attnquant.theta.families import ATTN_FAMILIES, FAMILIES
-from core_support.bundles import write_tiny_bundle
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attnquant.theta import writer
 from core_support.bundles import write_tiny_bundle
 from core_support.plugins import TINY_PLUGIN, install, supplying
 from core_support.processes import Run
@@ -20,6 +19,8 @@ from core_support.tiny import (
     write_checkpoint,
     write_tiny_checkpoint,
 )
+
+from attnquant.theta import writer
 
 
 def refused(run: Run, model: Path, *options: object) -> str:
@@ -35,7 +36,7 @@ def refused(run: Run, model: Path, *options: object) -> str:
 def test_blocks_out_of_bounds(run: Run, model: Path, blocks: int) -> None:
     error = refused(run, model, f"--blocks={blocks}", "--rank=3")
     assert error == (
-        "shared_blocks: expected an integer from 1 to 4 (the number of layers),"
+        "--blocks: expected an integer from 1 to 4 (the number of layers),"
         f" found {blocks}"
     )
 
@@ -46,19 +47,19 @@ def test_a_rank_that_is_not_positive(
     run: Run, model: Path, rank: int, blocks: int
 ) -> None:
     error = refused(run, model, f"--blocks={blocks}", f"--rank={rank}")
-    assert error == f"lora_rank: expected a positive integer, found {rank}"
+    assert error == f"--rank: expected a positive integer, found {rank}"
 
 
 @pytest.mark.parametrize("blocks", [2, 4])
 def test_a_rank_above_every_full_rank(run: Run, model: Path, blocks: int) -> None:
     error = refused(run, model, f"--blocks={blocks}", "--rank=13")
-    assert error.startswith("lora_rank: expected at most 12")
+    assert error.startswith("--rank: expected at most 12")
     assert error.endswith("found 13")
 
 
 def test_a_rank_that_is_needed_and_not_given(run: Run, model: Path) -> None:
     error = refused(run, model, "--blocks=2")
-    assert error == "lora_rank: expected a positive integer, found None"
+    assert error == "--rank: expected a positive integer, found None"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_what_is_no_number_or_choice_is_wrong_usage(
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_shard_size_that_is_not_positive(run: Run, model: Path, size: int) -> None:
     error = refused(run, model, "--blocks=4", f"--shard-bytes={size}")
-    assert error == f"shard_bytes: expected a positive number, found {size}"
+    assert error == f"--shard-bytes: expected a positive number, found {size}"
 
 
 def test_a_checkpoint_that_is_not_there(run: Run, model: Path) -> None:

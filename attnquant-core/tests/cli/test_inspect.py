@@ -14,9 +14,9 @@ from core_support.tiny import (
     SHAPES,
     edit_json,
     read_weights,
+    tiny_config,
     tiny_weights,
     write_checkpoint,
-    tiny_config,
     write_tiny_checkpoint,
 )
 

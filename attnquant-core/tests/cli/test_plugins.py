@@ -85,9 +85,7 @@ def test_a_disabled_plugin_is_no_trouble(
     ]
 
 
-def test_a_conflict_is_trouble_until_it_is_settled(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conflict_is_trouble(run: Run, home: Path) -> None:
     install(home, "a", supplying("X"))
     install(home, "b", supplying("X"))
     assert run("plugins").code == 1
@@ -107,9 +105,9 @@ def test_a_settled_conflict_is_no_trouble(
     ]
 
 
+@pytest.mark.usefixtures("home")
 def test_a_malformed_variable_is_one_line(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert home.is_dir()
     monkeypatch.setenv("ATTNQUANT_PIN", "x")
     assert run("plugins").error().startswith("ATTNQUANT_PIN: expected ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from attnquant.cli.text import format_bytes, format_table
 
 

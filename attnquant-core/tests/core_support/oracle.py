@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+
 from core_support.tiny import SHAPES, Weights, weight_name
 
 Float64 = npt.NDArray[np.float64]
@@ -17,7 +19,7 @@ def bands_of(num_layers: int, shared_blocks: int) -> list[range]:
         math.ceil(band * num_layers / shared_blocks)
         for band in range(shared_blocks + 1)
     ]
-    return [range(*pair) for pair in zip(starts, starts[1:], strict=False)]
+    return [range(*pair) for pair in pairwise(starts)]
 
 
 def effective_weights(

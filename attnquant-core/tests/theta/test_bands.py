@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from attnquant.errors import SettingError
-from attnquant.theta.bands import band_index, check_shared_blocks, layer_to_band
 from core_support.oracle import bands_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+from attnquant.errors import SettingError
+from attnquant.theta.bands import band_index, check_shared_blocks, layer_to_band
 
 
 @st.composite
@@ -57,11 +58,11 @@ def test_each_layer_is_a_band_at_passthrough() -> None:
 
 
 def test_one_band_holds_all_layers() -> None:
-    assert (0,) * 18 == layer_to_band(18, 1)
+    assert layer_to_band(18, 1) == (0,) * 18
 
 
 def test_an_uneven_split_is_as_equal_as_can_be() -> None:
-    assert (0, 0, 0, 1, 1, 2, 2) == layer_to_band(7, 3)
+    assert layer_to_band(7, 3) == (0, 0, 0, 1, 1, 2, 2)
 
 
 @pytest.mark.parametrize("blocks", [0, -1, 7, True, False, 2.0, "2", None])

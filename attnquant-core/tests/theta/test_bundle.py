@@ -7,6 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from core_support.bundles import write_tiny_bundle
+from core_support.tiny import edit_json, tiny_weights, write_tiny_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
 from attnquant.errors import BundleError, CheckpointError
 from attnquant.theta import UNNAMED, NoBase, make_layout
 from attnquant.theta.bundle import (
@@ -18,11 +24,6 @@ from attnquant.theta.bundle import (
     parse_block,
 )
 from attnquant.theta.decompose import projection_shapes
-from core_support.bundles import write_tiny_bundle
-from core_support.tiny import edit_json, tiny_weights, write_tiny_checkpoint
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
 
 
 def group_of(layer: int, family: str) -> str | NoBase:

@@ -7,12 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attnquant.theta.checkpoint import (
-    RenamedTensors,
-    open_checkpoint,
-    read_header,
-    sha256,
-)
 from core_support.tiny import (
     BFLOAT16,
     assert_same_bits,
@@ -22,6 +16,13 @@ from core_support.tiny import (
     write_tiny_checkpoint,
 )
 from safetensors.numpy import save_file
+
+from attnquant.theta.checkpoint import (
+    RenamedTensors,
+    open_checkpoint,
+    read_header,
+    sha256,
+)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -88,7 +89,7 @@ def test_tensors_are_listed_sorted_and_counted(tmp_path: Path) -> None:
 def test_renamed_tensors_are_the_same_under_other_names(tmp_path: Path) -> None:
     tensors = open_checkpoint(write_tiny_checkpoint(tmp_path / "model")).tensors
     renamed = RenamedTensors(tensors, {"b": "model.norm.weight"})
-    assert (["b"], 1) == (list(renamed), len(renamed))
+    assert (list(renamed), len(renamed)) == (["b"], 1)
     assert_same_bits({"b": tiny_weights(4)["norm.weight"]}, renamed)
     assert renamed.infos["b"].shape == (12,)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from core_support.tiny import finite_bfloat16
+
 from attnquant.errors import SettingError
 from attnquant.theta.dtypes import (
     BFLOAT16,
@@ -14,11 +16,10 @@ from attnquant.theta.dtypes import (
     storage_dtype,
     widen,
 )
-from core_support.tiny import finite_bfloat16
 
 
 def test_storage_dtypes_have_names() -> None:
-    assert (FLOAT32, BFLOAT16) == (storage_dtype("float32"), storage_dtype("bfloat16"))
+    assert (storage_dtype("float32"), storage_dtype("bfloat16")) == (FLOAT32, BFLOAT16)
 
 
 @pytest.mark.parametrize("name", ["float16", "bf16", "", "int8"])

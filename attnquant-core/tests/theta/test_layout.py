@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from core_support.oracle import bands_of
+from core_support.tiny import FULL_RANK, SHAPES
+from hypothesis import given
+from hypothesis import strategies as st
+
 from attnquant.errors import CheckpointError, PluginError, SettingError
 from attnquant.theta.families import ATTN_FAMILIES, FAMILIES
 from attnquant.theta.grouping import UNNAMED, Group, NoBase
@@ -16,10 +21,6 @@ from attnquant.theta.layout import (
     make_layout,
 )
 from attnquant.theta.names import BaseKey, ProjectionKey
-from core_support.oracle import bands_of
-from core_support.tiny import FULL_RANK, SHAPES
-from hypothesis import given
-from hypothesis import strategies as st
 
 Shapes = dict[ProjectionKey, Shape]
 
@@ -33,6 +34,7 @@ def shapes_of(num_layers: int) -> Shapes:
 
 
 def layout_of(
+    *,
     num_layers: int = 4,
     blocks: int = 2,
     rank: object = 3,
@@ -55,7 +57,7 @@ def test_each_projection_has_the_base_of_its_band(
     num_layers: int, data: st.DataObject
 ) -> None:
     blocks = data.draw(st.integers(1, num_layers))
-    layout = layout_of(num_layers, blocks)
+    layout = layout_of(num_layers=num_layers, blocks=blocks)
     for band, layers in enumerate(bands_of(num_layers, blocks)):
         for family in FAMILIES:
             base = BaseKey(band, UNNAMED, family)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from core_support.tiny import weight_name
+from hypothesis import given
+from hypothesis import strategies as st
+
 from attnquant.theta.families import FAMILIES
 from attnquant.theta.names import (
     FACTORS,
@@ -17,9 +21,6 @@ from attnquant.theta.names import (
     parse_projection,
     projection_name,
 )
-from core_support.tiny import weight_name
-from hypothesis import given
-from hypothesis import strategies as st
 
 numbers = st.integers(0, 10**6)
 families = st.sampled_from(FAMILIES)

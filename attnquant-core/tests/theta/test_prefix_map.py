@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from attnquant.errors import CheckpointError
 from attnquant.theta.prefix_map import PrefixMap
 

@@ -8,15 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attnquant.theta import (
-    decompose_standard_state_dict_to_attnquant,
-    reconstruct,
-    relative_frobenius_error,
-)
-from attnquant.theta.bundle import open_bundle
-from attnquant.theta.checkpoint import RenamedTensors, open_checkpoint
-from attnquant.theta.prefix_map import PrefixMap
-from attnquant.theta.writer import write_bundle
 from core_support.bundles import plan, write_tiny_bundle
 from core_support.tiny import (
     BFLOAT16,
@@ -31,6 +22,16 @@ from core_support.tiny import (
     write_checkpoint,
     write_tiny_checkpoint,
 )
+
+from attnquant.theta import (
+    decompose_standard_state_dict_to_attnquant,
+    reconstruct,
+    relative_frobenius_error,
+)
+from attnquant.theta.bundle import open_bundle
+from attnquant.theta.checkpoint import RenamedTensors, open_checkpoint
+from attnquant.theta.prefix_map import PrefixMap
+from attnquant.theta.writer import write_bundle
 
 decompose = decompose_standard_state_dict_to_attnquant
 

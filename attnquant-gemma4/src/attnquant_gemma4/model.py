@@ -30,9 +30,7 @@ class AttnQuantGemma4Model(AttnQuantPipelineModelMixin, Gemma3Model):
     def _hf_config_for_weights(self) -> Any:
         return decoder_config(self.huggingface_config)
 
-    def _create_model_config(  # type: ignore[override]
-        self, state_dict: dict[str, Any]
-    ) -> AttnQuantGemma4Config:
+    def _create_model_config(self, state_dict: dict[str, Any]) -> AttnQuantGemma4Config:
         decoder = self._hf_config_for_weights()
         config = AttnQuantGemma4Config.initialize_from_config(
             self.pipeline_config, decoder, max_seq_len=self.max_seq_len

@@ -24,9 +24,7 @@ EXPERT_NAMES = {
 }
 """A layer's names in a checkpoint to those of MAX's mixture of experts."""
 
-_EXPERTS_RE = re.compile(
-    rf"(layers\.\d+\.)({'|'.join(map(re.escape, EXPERT_NAMES))})", re.NOFLAG
-)
+_EXPERTS_RE = re.compile(rf"(layers\.\d+\.)({'|'.join(map(re.escape, EXPERT_NAMES))})")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 
-_OPTIONS = {"lora_rank": "--rank", "shared_blocks": "--blocks"}
+_OPTIONS = {
+    "lora_rank": "--rank",
+    "shared_blocks": "--blocks",
+    "shard_bytes": "--shard-bytes",
+}
 """How the user knows a setting."""
 
 
@@ -89,20 +93,29 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Decompose, write, and print a summary."""
-    checkpoint = open_checkpoint(options.checkpoint)
-    supplied = installed_plugins().find(checkpoint.architecture)
     try:
-        plan = plan_decomposition(
-            checkpoint,
-            supplied.prefix_map(checkpoint.config),
-            supplied.grouping(checkpoint.text_config),
-            shared_blocks=options.blocks,
-            lora_rank=options.rank,
-            tie_families=options.tie,
-            dtype=options.dtype,
-        )
+        written = _decompose(options)
     except SettingError as error:
         raise error.renamed(_OPTIONS) from error
+    if options.json:
+        print(json.dumps(summary(written), indent=2))
+    else:
+        print(describe(written))
+    return 0
+
+
+def _decompose(options: argparse.Namespace) -> Written:
+    checkpoint = open_checkpoint(options.checkpoint)
+    supplied = installed_plugins().find(checkpoint.architecture)
+    plan = plan_decomposition(
+        checkpoint,
+        supplied.prefix_map(checkpoint.config),
+        supplied.grouping(checkpoint.text_config),
+        shared_blocks=options.blocks,
+        lora_rank=options.rank,
+        tie_families=options.tie,
+        dtype=options.dtype,
+    )
     with tqdm(
         total=0,
         desc="decompose",
@@ -111,18 +124,13 @@ def run(options: argparse.Namespace) -> int:
         disable=None,
         file=sys.stderr,
     ) as bar:
-        written = write_bundle(
+        return write_bundle(
             plan,
             options.out,
             overwrite=options.overwrite,
             shard_bytes=options.shard_bytes,
             progress=_show_on(bar),
         )
-    if options.json:
-        print(json.dumps(summary(written), indent=2))
-    else:
-        print(describe(written))
-    return 0
 
 
 def summary(written: Written) -> dict[str, object]:

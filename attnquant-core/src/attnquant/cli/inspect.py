@@ -68,7 +68,8 @@ def describe(bundle: Bundle) -> str:
             family,
             str(layout.ranks[family]),
             format_bytes(sizes[family]),
-            f"{info.error[family]:.4f}",
+            # A family of which no layer has a base has no error either.
+            f"{info.error[family]:.4f}" if family in info.error else "-",
         )
         for family in layout.tied_projections
     ]

@@ -68,6 +68,8 @@ class InProcessModel:
             [list(prompt) for prompt in prompts],
             max_new_tokens=steps,
             ignore_eos=True,
+            # Greedy, whatever the checkpoint asks for in generation_config.json.
+            temperature=0.0,
             output_logits=True,
         )
         return [

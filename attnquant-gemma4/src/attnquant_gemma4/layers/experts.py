@@ -96,6 +96,7 @@ class AttnQuantGemma4Experts(MoE):
         """Apply router, norm and experts to ``x [tokens, hidden]``."""
         if not self.devices[0].is_cpu():
             return super().__call__(x)
+        assert self.pre_expert_norm is not None
         chosen, weights = self.gate(x)
         x = self.pre_expert_norm(x)
         experts = ops.range(
