@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 from core_support.plugins import TINY_PLUGIN, install
+from hypothesis import HealthCheck, settings
 
 # Before numpy is imported: these matrices are tiny, and on a busy machine the threads
 # of BLAS do nothing but wait for one another.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# How long an example takes says nothing there either.
+settings.register_profile(
+    "core", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("core")
 
 
 @pytest.fixture(autouse=True)

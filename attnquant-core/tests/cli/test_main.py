@@ -77,11 +77,12 @@ def test_a_bug_is_not_hidden(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         run("inspect", "x")
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
-    # As `attnquant plugins --json | head -0` does.
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_early_is_no_error(unbuffered: str) -> None:
+    # As `head -0` does, or a pager that is quit.
     with subprocess.Popen(
         [sys.executable, "-c", MAIN, "plugins", "--json"],
-        env=environment(PYTHONUNBUFFERED="1"),
+        env=environment(PYTHONUNBUFFERED=unbuffered),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -67,7 +67,7 @@ def info_of(num_layers: int, blocks: int, rank: int, tie: str) -> BundleInfo:
     rank=st.integers(1, 12),
     tie=st.sampled_from(["all", "attn"]),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_block_survives_json(
     num_layers: int, blocks: int, rank: int, tie: str
 ) -> None:

@@ -55,7 +55,7 @@ def test_the_error_is_zero_at_passthrough_for_every_rank_from_4_to_256() -> None
     blocks=st.integers(1, 6),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 def test_the_error_never_rises_with_rank_and_ends_at_zero(
     num_layers: int, blocks: int, seed: int
 ) -> None:
@@ -72,7 +72,7 @@ def test_the_error_never_rises_with_rank_and_ends_at_zero(
     rank=st.integers(1, FULL_RANK),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_effective_weights_are_those_of_the_oracle(
     num_layers: int, blocks: int, rank: int, seed: int
 ) -> None:
@@ -132,7 +132,7 @@ def test_untied_projections_are_handed_through() -> None:
 
 
 @given(seed=st.integers(1, 1000), family=st.sampled_from(tuple(SHAPES)))
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 def test_a_base_and_its_factors_depend_on_no_other_tensor(
     seed: int, family: str
 ) -> None:
@@ -174,9 +174,17 @@ def test_theta_is_in_the_storage_dtype(
 
 
 def test_factors_make_up_for_the_rounding_of_a_bfloat16_base() -> None:
-    weights = tiny_weights(2, dtype=BFLOAT16)
-    # The factors' own rounding is left: 2**-9 of the residual, not of the matrix.
-    assert error_of(weights, FULL_RANK, 1) < 0.005
+    # Layers that hardly differ from a base that bfloat16 rounds by up to 2**-9.
+    base, small = tiny_weights(1, seed=1), tiny_weights(2, seed=2)
+    weights = {
+        weight_name(layer, family): base[weight_name(0, family)]
+        + np.float32(1e-3) * small[weight_name(layer, family)]
+        for family in SHAPES
+        for layer in range(2)
+    }
+    rounded = decompose(weights, FULL_RANK, 1, dtype="bfloat16")
+    error = relative_frobenius_error(weights, reconstruct(rounded))
+    assert error < 1e-4
 
 
 def test_the_recorded_error_is_that_of_what_is_stored() -> None:

@@ -11,6 +11,7 @@ from max.pipelines.kv_cache.memory_planner import PagedMemoryPlanner
 from max.pipelines.lib import SupportedArchitecture
 from max.pipelines.modeling.types import PipelineTask
 
+from attnquant.serving.encodings import with_flags
 from attnquant_gemma4.model import AttnQuantGemma4Model
 from attnquant_gemma4.model_config import AttnQuantGemma4Config
 from attnquant_gemma4.plugin import ARCHITECTURE, UNIFIED_ARCHITECTURE
@@ -28,7 +29,7 @@ gemma4_attnquant_arch = SupportedArchitecture(
     name=ARCHITECTURE,
     example_repo_ids=["google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"],
     default_encoding=AttnQuantGemma4Config.DEFAULT_ENCODING,
-    supported_encodings=AttnQuantGemma4Config.SUPPORTED_ENCODINGS,
+    supported_encodings=with_flags(AttnQuantGemma4Config.SUPPORTED_ENCODINGS),
     pipeline_model=AttnQuantGemma4Model,
     batching=_BatchProcessor,
     task=PipelineTask.TEXT_GENERATION,

@@ -65,16 +65,13 @@ def attnquant_prefix_map(config: Mapping[str, Any]) -> PrefixMap:
     """Every checkpoint of this architecture is named in the same few ways.
 
     Raises:
-        CheckpointError: If wrapper and decoder disagree on whether the head is tied.
+        CheckpointError: If the checkpoint is quantised, or wrapper and decoder disagree
+            on whether the head is tied.
     """
     tied = config.get("tie_word_embeddings", True)
     decoder_tied = config.get("text_config", {}).get("tie_word_embeddings", tied)
-    if decoder_tied != tied:
-        raise CheckpointError(
-            "config.json: text_config.tie_word_embeddings",
-            expected=f"{tied}, as tie_word_embeddings outside it",
-            found=repr(decoder_tied),
-        )
+    _allow("quantization_config", config.get("quantization_config"), None)
+    _allow("text_config.tie_word_embeddings", decoder_tied, tied)
     return PREFIX_MAP
 
 
@@ -167,32 +164,25 @@ def check_supported(config: Mapping[str, Any]) -> None:
     # transformers fills in these values where the field is missing.
     unified = "unified" in str(config.get("model_type"))
     per_layer = config.get("hidden_size_per_layer_input", 0 if unified else 256)
+    _allow("hidden_size_per_layer_input", per_layer, 0, None)
+    _allow("num_kv_shared_layers", config.get("num_kv_shared_layers"), 0, None)
+    _allow("attention_bias", config.get("attention_bias"), 0, None)
+    _allow("quantization_config", config.get("quantization_config"), None)
+    bidirectional = config.get("use_bidirectional_attention")
+    _allow("use_bidirectional_attention", bidirectional, None, "vision")
     rope = config.get("rope_parameters") or {}
-    full, sliding = rope.get(FULL) or {}, rope.get(SLIDING) or {}
-    allowed: dict[str, tuple[object, tuple[object, ...]]] = {
-        "num_kv_shared_layers": (config.get("num_kv_shared_layers"), (0, None)),
-        "hidden_size_per_layer_input": (per_layer, (0, None)),
-        "attention_bias": (config.get("attention_bias"), (False, None)),
-        "quantization_config": (config.get("quantization_config"), (None,)),
-        "use_bidirectional_attention": (
-            config.get("use_bidirectional_attention"),
-            (None, "vision"),
-        ),
-        f"rope_parameters.{FULL}.rope_type": (
-            full.get("rope_type", "proportional"),
-            ("proportional",),
-        ),
-        f"rope_parameters.{FULL}.factor": (full.get("factor"), (None, 1.0)),
-        f"rope_parameters.{SLIDING}.rope_type": (
-            sliding.get("rope_type", "default"),
-            ("default",),
-        ),
-    }
-    for field, (found, values) in allowed.items():
-        if found not in values:
-            raise CheckpointError(
-                f"config.json: {field}",
-                expected=" or ".join(repr(value) for value in values),
-                found=repr(found),
-                hint="MAX's Gemma 4 does not serve such a checkpoint.",
-            )
+    for kind, rope_type in ((FULL, "proportional"), (SLIDING, "default")):
+        found = rope.get(kind) or {}
+        field = f"rope_parameters.{kind}"
+        _allow(f"{field}.rope_type", found.get("rope_type", rope_type), rope_type)
+        _allow(f"{field}.factor", found.get("factor"), None, 1)
+
+
+def _allow(field: str, found: object, *values: object) -> None:
+    if found not in values:
+        raise CheckpointError(
+            f"config.json: {field}",
+            expected=" or ".join(repr(value) for value in values),
+            found=repr(found),
+            hint="No other is served.",
+        )

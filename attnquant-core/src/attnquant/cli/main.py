@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         status: int = options.run(options)
+        # Here, and not as the interpreter ends, where it could not be caught.
+        sys.stdout.flush()
     except AttnQuantError as error:
         print(f"attnquant: error: {error}", file=sys.stderr)
         return 1
@@ -46,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("attnquant: interrupted; nothing was written", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of our output (`head`, say) has left: not an error of ours.
-        sys.stderr.close()
+        # The reader of our output (`head`, say) has left: not an error of ours. What
+        # is still buffered goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status

@@ -1,0 +1,71 @@
+"""Served tiny models equal transformers, in every formulation, alone and in a batch.
+
+A compile takes a minute or two, and there is one for each case in `SERVED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from attnquant.testing.in_process import InProcessModel
+from gemma4_support import golden
+from gemma4_support.parity import (
+    check_batch,
+    check_record,
+    make_bundle,
+    serving,
+)
+from gemma4_support.tiny import write_tiny_checkpoint
+
+GOLDEN: Final = golden.load(Path(__file__).parent / "golden" / "tiny.npz")
+SERVED: Final = [
+    ("pattern", "g4-r4-all", "gemm"),
+    ("pattern", "g4-r4-all", "dense"),
+    ("irregular", "passthrough", "gemm"),
+    ("experts", "g2-r4-all", "gemm"),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("tiny")
+    return {
+        source.name: write_tiny_checkpoint(root / source.name, **source.recipe)
+        for source in GOLDEN.sources
+    }
+
+
+@pytest.fixture(scope="module", params=SERVED, ids="-".join)
+def served(
+    request: pytest.FixtureRequest,
+    checkpoints: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[InProcessModel, list[golden.Record]]]:
+    source, setting, formulation = request.param
+    records = GOLDEN.of(source, setting)
+    out = tmp_path_factory.mktemp("bundle") / setting
+    bundle = make_bundle(checkpoints[source], records[0].setting, out)
+    with serving(bundle, formulation) as model:
+        yield model, records
+
+
+def test_every_prompt_equals_transformers_alone_and_in_a_batch(
+    served: tuple[InProcessModel, list[golden.Record]],
+) -> None:
+    model, records = served
+    alone = [check_record(model, record) for record in records]
+    assert max(len(record.tokens) for record in records) > 2 * 128
+    check_batch(model, records, alone)
+
+
+def test_a_raw_checkpoint_is_decomposed_while_loading(
+    checkpoints: dict[str, Path],
+) -> None:
+    environ = {"ATTNQUANT_BLOCKS": "4", "ATTNQUANT_RANK": "4"}
+    with serving(checkpoints["pattern"], "gemm", **environ) as model:
+        for record in GOLDEN.of("pattern", "g4-r4-all"):
+            check_record(model, record)
