@@ -246,7 +246,7 @@ def test_every_field_of_the_declaration_is_documented_and_no_other() -> None:
 
 
 def cpu_window() -> int:
-    source = ROOT / "attnquant-gemma3/src/attnquant_gemma3/model_config.py"
+    source = ROOT / "attnquant-core/src/attnquant/serving/device.py"
     match = re.search(r"^MIN_CPU_WINDOW = (\d+)$", text(source), re.MULTILINE)
     assert match
     return int(match[1])

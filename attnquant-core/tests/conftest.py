@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core_support.plugins import TINY_PLUGIN, install
 from hypothesis import HealthCheck, settings
+
+from core_support.plugins import TINY_PLUGIN, install
 
 # Before numpy is imported: these matrices are tiny, and on a busy machine the threads
 # of BLAS do nothing but wait for one another.

@@ -7,6 +7,8 @@ import statistics
 from pathlib import Path
 
 import pytest
+
+from attnquant.theta.bundle import open_bundle
 from core_support.plugins import TINY_PLUGIN, install
 from core_support.processes import environment, python
 from core_support.tiny import (
@@ -15,8 +17,6 @@ from core_support.tiny import (
     tiny_weights,
     write_checkpoint,
 )
-
-from attnquant.theta.bundle import open_bundle
 
 HEAVY = ["max", "transformers", "torch"]
 

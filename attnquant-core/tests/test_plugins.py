@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from core_support.plugins import install, supplying
 
 from attnquant.errors import PluginError, SettingError
 from attnquant.hookspecs import PLUGIN_API_VERSION
 from attnquant.plugins import Plugin, State, find_plugins, installed_plugins
+from core_support.plugins import install, supplying
 
 
 def states(environ: dict[str, str] | None = None) -> dict[str, State]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core_support.plugins import install, supplying
 
 from attnquant.errors import ArchitectureError
 from attnquant.plugins import Plugin, State, find_plugins
+from core_support.plugins import install, supplying
 
 
 def by_name(environ: dict[str, str] | None = None) -> dict[str, Plugin]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core_support.plugins import TINY_PLUGIN, install
 
 from attnquant.errors import PluginError
 from attnquant.plugins import Supplied, find_plugins
+from core_support.plugins import TINY_PLUGIN, install
 
 
 def tiny(home: Path, source: str = TINY_PLUGIN) -> Supplied:

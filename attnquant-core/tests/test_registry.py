@@ -8,12 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from core_support.plugins import TINY_PLUGIN, install, supplying
 
 import attnquant
 from attnquant.errors import ArchitectureError, ServingError
 from attnquant.plugins import PluginSet, State, find_plugins
 from attnquant.registry import TESTED_MAX, collect_architectures, pop_lazy_entry
+from core_support.plugins import TINY_PLUGIN, install, supplying
 
 Table = dict[str, list[tuple[str, str, str | None]]]
 

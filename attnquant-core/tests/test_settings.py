@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from core_support.bundles import write_tiny_bundle
 
 from attnquant.errors import SettingError
 from attnquant.settings import (
@@ -26,6 +25,7 @@ from attnquant.settings import (
 )
 from attnquant.theta.bundle import BundleInfo
 from attnquant.theta.families import ATTN_FAMILIES, FAMILIES
+from core_support.bundles import write_tiny_bundle
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_the_environment_says_how_to_decompose() -> None:
         "ATTNQUANT_FORMULATION": "dense",
     }
     settings = resolve_settings(18, environ=environ)
-    expected = Settings(9, 64, "attn", "dense", "ATTNQUANT_BLOCKS")
+    expected = Settings(9, 64, "attn", "dense", "ATTNQUANT_BLOCKS", 64)
     assert expected == settings
     assert settings.tied_projections == ATTN_FAMILIES
 

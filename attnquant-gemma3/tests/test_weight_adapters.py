@@ -37,7 +37,12 @@ def adapt(
 def settings_of(setting: Setting, formulation: str = "gemm") -> Settings:
     assert setting.shared_blocks is not None
     return Settings(
-        setting.shared_blocks, setting.rank, setting.families, formulation, "a test"
+        shared_blocks=setting.shared_blocks,
+        lora_rank=setting.rank,
+        tie_families=setting.families,
+        formulation=formulation,
+        origin="a test",
+        requested_rank=setting.rank,
     )
 
 

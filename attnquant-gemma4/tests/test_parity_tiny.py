@@ -1,6 +1,7 @@
 """Served tiny models equal transformers, in every formulation, alone and in a batch.
 
-A compile takes a minute or two, and there is one for each case in `SERVED`.
+A compile takes a minute or two. There is one for each case in `SERVED`; what else is
+served here has the same graphs.
 """
 
 from __future__ import annotations
@@ -62,10 +63,20 @@ def test_every_prompt_equals_transformers_alone_and_in_a_batch(
     check_batch(model, records, alone)
 
 
+@pytest.mark.parametrize("unified", [False, True])
 def test_a_raw_checkpoint_is_decomposed_while_loading(
-    checkpoints: dict[str, Path],
+    tmp_path: Path, *, unified: bool
 ) -> None:
+    # The 12B line has another architecture's name, and the same decoder.
+    recipe = GOLDEN.source("pattern").recipe
+    path = write_tiny_checkpoint(tmp_path / "tiny", unified=unified, **recipe)
     environ = {"ATTNQUANT_BLOCKS": "4", "ATTNQUANT_RANK": "4"}
-    with serving(checkpoints["pattern"], "gemm", **environ) as model:
+    with serving(path, "gemm", **environ) as model:
         for record in GOLDEN.of("pattern", "g4-r4-all"):
+            check_record(model, record)
+
+
+def test_passthrough_in_dense_is_the_original(checkpoints: dict[str, Path]) -> None:
+    with serving(checkpoints["pattern"], "dense") as model:
+        for record in GOLDEN.of("pattern", "passthrough"):
             check_record(model, record)

@@ -127,9 +127,18 @@ def test_a_missing_scalar_is_named(checkpoint: Path) -> None:
     assert error.subject == "language_model.layers.3.layer_scalar"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ATTNQUANT_BLOCKS", "3"),
+        ("ATTNQUANT_RANK", "8"),
+        ("ATTNQUANT_TIE", "attn"),
+    ],
+)
 def test_a_variable_that_contradicts_the_bundle_is_refused(
-    checkpoint: Path, tmp_path: Path
+    checkpoint: Path, tmp_path: Path, variable: str, value: str
 ) -> None:
     bundle = make_bundle(checkpoint, Setting("g4-r4", 4, 4), tmp_path / "bundle")
-    error = refusal(bundle, SettingError, {"ATTNQUANT_BLOCKS": "3"})
-    assert error.subject == "ATTNQUANT_BLOCKS"
+    error = refusal(bundle, SettingError, {variable: value})
+    assert error.subject == variable
+    assert error.found == value

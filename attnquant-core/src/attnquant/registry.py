@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 TESTED_MAX = ">=26.7,<26.8"
 """The range of MAX versions this package is tested with."""
 
-logger = logging.getLogger("attnquant")
+# Below MAX's own name, since MAX's console shows no other.
+logger = logging.getLogger("max.pipelines.attnquant")
 
 
 def collect_architectures(
@@ -103,7 +104,7 @@ def _import_architecture(supplied: Supplied) -> SupportedArchitecture | None:
     except ModuleNotFoundError as error:
         plugin.set_state(State.MISSING_DEPENDENCY, f"{error}.", error)
     # A third party's module again: see attnquant.plugins.
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         plugin.set_state(State.FAILED, f"{type(error).__name__}: {error}", error)
     return None
 

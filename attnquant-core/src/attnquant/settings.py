@@ -18,7 +18,8 @@ FORMULATIONS = ("gemm", "dense")
 
 _PREFIX = "ATTNQUANT_"
 
-logger = logging.getLogger("attnquant")
+# Below MAX's own name, since MAX's console shows no other.
+logger = logging.getLogger("max.pipelines.attnquant")
 
 
 def _positive_integer(text: str) -> int:
@@ -143,6 +144,7 @@ class Settings:
         lora_rank: r; 0 at passthrough.
         tie_families: ``"all"`` or ``"attn"``.
         formulation: One of `FORMULATIONS`.
+        requested_rank: r as asked for, also where it has no effect.
         origin: Where G, r and the tie mode come from, in words.
     """
 
@@ -151,6 +153,7 @@ class Settings:
     tie_families: str
     formulation: str
     origin: str
+    requested_rank: int | None = None
 
     @property
     def tied_projections(self) -> tuple[str, ...]:
@@ -198,6 +201,13 @@ def resolve_settings(
             str(formulation),
             "the bundle",
         )
+    if rank is not None and blocks is None:
+        raise SettingError(
+            BLOCKS.name,
+            expected=f"{BLOCKS.range}, since {RANK.name} is set",
+            found="nothing (not set)",
+        )
+    requested = rank if isinstance(rank, int) else None
     origin = BLOCKS.name if blocks else f"no {BLOCKS.name} set: passthrough"
     shared_blocks = blocks if isinstance(blocks, int) else num_layers
     if shared_blocks == num_layers:
@@ -215,6 +225,7 @@ def resolve_settings(
         str(tie or TIE_MODES[0]),
         str(formulation),
         origin,
+        requested,
     )
 
 

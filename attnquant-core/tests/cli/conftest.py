@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core_support.processes import Done, Run
-from core_support.tiny import write_tiny_checkpoint
 
 from attnquant.cli.main import main
+from core_support.processes import Done, Run
+from core_support.tiny import write_tiny_checkpoint
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import termios
 from pathlib import Path
 
 import pytest
+
+from attnquant.theta.bundle import open_bundle
 from core_support import processes
 from core_support.plugins import TINY_PLUGIN, install
 from core_support.processes import MAIN, Run, environment, started
 from core_support.tiny import SHAPES, tiny_weights
-
-from attnquant.theta.bundle import open_bundle
 
 
 def test_a_bundle_is_written_and_described(run: Run, model: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from attnquant.theta import writer
 from core_support.bundles import write_tiny_bundle
 from core_support.plugins import TINY_PLUGIN, install, supplying
 from core_support.processes import Run
@@ -19,8 +21,6 @@ from core_support.tiny import (
     write_checkpoint,
     write_tiny_checkpoint,
 )
-
-from attnquant.theta import writer
 
 
 def refused(run: Run, model: Path, *options: object) -> str:
@@ -59,7 +59,7 @@ def test_a_rank_above_every_full_rank(run: Run, model: Path, blocks: int) -> Non
 
 def test_a_rank_that_is_needed_and_not_given(run: Run, model: Path) -> None:
     error = refused(run, model, "--blocks=2")
-    assert error == "--rank: expected a positive integer, found None"
+    assert error == "--rank: expected a positive integer, found nothing"
 
 
 @pytest.mark.parametrize(
@@ -229,3 +229,13 @@ def test_a_target_that_holds_the_checkpoint(run: Run, model: Path, out: str) -> 
     done = run("decompose", model, "--out", target, "--blocks=4", "--overwrite")
     assert "that does not hold the checkpoint" in done.error()
     assert (model / "model.safetensors").exists()
+
+
+def test_overwrite_replaces_nothing_but_bundles(run: Run, model: Path) -> None:
+    precious = model.parent / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("do not lose me")
+    done = run("decompose", model, "--blocks=4", f"--out={precious}", "--overwrite")
+    assert done.code == 1
+    assert "expected a theta bundle, or an empty directory" in done.err
+    assert (precious / "thesis.txt").read_text() == "do not lose me"

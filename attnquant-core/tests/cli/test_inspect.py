@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from core_support import processes
 from core_support.bundles import write_tiny_bundle
 from core_support.processes import Run

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core_support import processes
-from core_support.processes import MAIN, Run, environment
 
 import attnquant
 from attnquant.cli import inspect as inspect_command
+from core_support import processes
+from core_support.processes import MAIN, Run, environment
 
 COMMANDS = ["decompose", "inspect", "plugins"]
 

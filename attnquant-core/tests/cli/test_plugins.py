@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from core_support.plugins import install, supplying
 from core_support.processes import Run
 

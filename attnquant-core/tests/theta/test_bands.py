@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from core_support.oracle import bands_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnquant.errors import SettingError
 from attnquant.theta.bands import band_index, check_shared_blocks, layer_to_band
+from core_support.oracle import bands_of
 
 
 @st.composite

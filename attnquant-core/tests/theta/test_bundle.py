@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from core_support.bundles import write_tiny_bundle
-from core_support.tiny import edit_json, tiny_weights, write_tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -24,6 +22,8 @@ from attnquant.theta.bundle import (
     parse_block,
 )
 from attnquant.theta.decompose import projection_shapes
+from core_support.bundles import write_tiny_bundle
+from core_support.tiny import edit_json, tiny_weights, write_tiny_checkpoint
 
 
 def group_of(layer: int, family: str) -> str | NoBase:

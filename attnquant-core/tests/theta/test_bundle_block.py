@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_support.bundles import write_tiny_bundle
 
 from attnquant.errors import BundleError
 from attnquant.theta.bundle import parse_block
+from core_support.bundles import write_tiny_bundle
 
 FIELDS = [
     "format_version",

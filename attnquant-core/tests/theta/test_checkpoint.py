@@ -7,14 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from core_support.tiny import (
-    BFLOAT16,
-    assert_same_bits,
-    tiny_config,
-    tiny_weights,
-    write_checkpoint,
-    write_tiny_checkpoint,
-)
 from safetensors.numpy import save_file
 
 from attnquant.theta.checkpoint import (
@@ -22,6 +14,14 @@ from attnquant.theta.checkpoint import (
     open_checkpoint,
     read_header,
     sha256,
+)
+from core_support.tiny import (
+    BFLOAT16,
+    assert_same_bits,
+    tiny_config,
+    tiny_weights,
+    write_checkpoint,
+    write_tiny_checkpoint,
 )
 
 

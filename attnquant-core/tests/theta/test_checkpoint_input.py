@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
+from attnquant.errors import CheckpointError
+from attnquant.theta.checkpoint import open_checkpoint, read_header
 from core_support.tiny import (
     INDEX,
     edit_json,
     read_json,
     write_tiny_checkpoint,
 )
-from safetensors.numpy import load_file, save_file
-
-from attnquant.errors import CheckpointError
-from attnquant.theta.checkpoint import open_checkpoint, read_header
 
 FIRST = "model-00001-of-00003.safetensors"
 SECOND = "model-00002-of-00003.safetensors"

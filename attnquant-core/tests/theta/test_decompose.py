@@ -6,6 +6,17 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnquant.theta import (
+    decompose_standard_state_dict_to_attnquant,
+    reconstruct,
+    relative_frobenius_error,
+)
+from attnquant.theta.decompose import iter_decomposed, projection_shapes
+from attnquant.theta.layout import make_layout
+from attnquant.theta.names import BaseKey, is_theta_name
 from core_support import oracle
 from core_support.tiny import (
     BFLOAT16,
@@ -18,17 +29,6 @@ from core_support.tiny import (
     tiny_weights,
     weight_name,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from attnquant.theta import (
-    decompose_standard_state_dict_to_attnquant,
-    reconstruct,
-    relative_frobenius_error,
-)
-from attnquant.theta.decompose import iter_decomposed, projection_shapes
-from attnquant.theta.layout import make_layout
-from attnquant.theta.names import BaseKey, is_theta_name
 
 decompose = decompose_standard_state_dict_to_attnquant
 

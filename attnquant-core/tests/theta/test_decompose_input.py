@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_support.tiny import BFLOAT16, FULL_RANK, tiny_weights, weight_name
 
 from attnquant.errors import CheckpointError, SettingError
 from attnquant.theta import (
@@ -12,6 +11,7 @@ from attnquant.theta import (
     is_attnquant_theta_dict,
     relative_frobenius_error,
 )
+from core_support.tiny import BFLOAT16, FULL_RANK, tiny_weights, weight_name
 
 decompose = decompose_standard_state_dict_to_attnquant
 NAME = weight_name(2, "up_proj")

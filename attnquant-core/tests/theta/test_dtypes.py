@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_support.tiny import finite_bfloat16
 
 from attnquant.errors import SettingError
 from attnquant.theta.dtypes import (
@@ -16,6 +15,7 @@ from attnquant.theta.dtypes import (
     storage_dtype,
     widen,
 )
+from core_support.tiny import finite_bfloat16
 
 
 def test_storage_dtypes_have_names() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core_support.tiny import MODULES, SHAPES
 
 from attnquant.errors import SettingError
 from attnquant.theta.families import (
@@ -14,6 +13,7 @@ from attnquant.theta.families import (
     module_of,
     tied_families_for,
 )
+from core_support.tiny import MODULES, SHAPES
 
 
 def test_there_are_seven_families() -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from core_support.tiny import bits
 from safetensors.numpy import load_file
 
 from attnquant.theta import reconstruct, relative_frobenius_error
 from attnquant.theta.bundle import FORMAT_VERSION, Bundle, open_bundle
+from core_support.tiny import bits
 
 FROZEN = Path(__file__).parent / "frozen"
 VERSIONS = range(1, FORMAT_VERSION + 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_support.oracle import best_approximation
-from core_support.tiny import bits, finite_bfloat16
 
 from attnquant.theta.dtypes import BFLOAT16, FLOAT32
 from attnquant.theta.lowrank import Factors, apply_factors, mean_base, truncated_svd
+from core_support.oracle import best_approximation
+from core_support.tiny import bits, finite_bfloat16
 
 SHAPES = [(8, 8), (5, 9), (9, 5), (1, 7), (7, 1), (1, 1)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from core_support.tiny import weight_name
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from attnquant.theta.names import (
     parse_projection,
     projection_name,
 )
+from core_support.tiny import weight_name
 
 numbers = st.integers(0, 10**6)
 families = st.sampled_from(FAMILIES)

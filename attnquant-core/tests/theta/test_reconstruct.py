@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from core_support.tiny import (
-    SHAPES,
-    Weights,
-    assert_same_bits,
-    tiny_weights,
-    weight_name,
-)
 
 from attnquant.errors import CheckpointError
 from attnquant.theta import (
@@ -21,6 +14,13 @@ from attnquant.theta import (
     reconstruct,
 )
 from attnquant.theta.decompose import projection_shapes
+from core_support.tiny import (
+    SHAPES,
+    Weights,
+    assert_same_bits,
+    tiny_weights,
+    weight_name,
+)
 
 decompose = decompose_standard_state_dict_to_attnquant
 SMALL = dict.fromkeys(SHAPES, (3, 4))

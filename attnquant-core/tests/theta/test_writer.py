@@ -8,6 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from attnquant.theta import (
+    decompose_standard_state_dict_to_attnquant,
+    reconstruct,
+    relative_frobenius_error,
+)
+from attnquant.theta.bundle import open_bundle
+from attnquant.theta.checkpoint import RenamedTensors, open_checkpoint
+from attnquant.theta.prefix_map import PrefixMap
+from attnquant.theta.writer import write_bundle
 from core_support.bundles import plan, write_tiny_bundle
 from core_support.tiny import (
     BFLOAT16,
@@ -22,16 +32,6 @@ from core_support.tiny import (
     write_checkpoint,
     write_tiny_checkpoint,
 )
-
-from attnquant.theta import (
-    decompose_standard_state_dict_to_attnquant,
-    reconstruct,
-    relative_frobenius_error,
-)
-from attnquant.theta.bundle import open_bundle
-from attnquant.theta.checkpoint import RenamedTensors, open_checkpoint
-from attnquant.theta.prefix_map import PrefixMap
-from attnquant.theta.writer import write_bundle
 
 decompose = decompose_standard_state_dict_to_attnquant
 
@@ -62,7 +62,7 @@ def test_a_lazily_read_checkpoint_is_a_state_dict_too(tmp_path: Path) -> None:
 def test_every_finite_bfloat16_survives_in_base_and_kept_tensor(tmp_path: Path) -> None:
     weights = tiny_weights(2, dtype=BFLOAT16) | {
         "every": finite_bfloat16(),
-        weight_name(0, "q_proj"): finite_bfloat16(),
+        **{weight_name(layer, "q_proj"): finite_bfloat16() for layer in range(2)},
     }
     write_checkpoint(tmp_path / "model", weights, tiny_config(2))
     write_tiny_bundle(tmp_path, blocks=2, rank=None)

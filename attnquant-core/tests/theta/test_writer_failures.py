@@ -10,6 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from attnquant.errors import CheckpointError, SettingError
+from attnquant.theta import writer
+from attnquant.theta.bundle import open_bundle
+from attnquant.theta.writer import write_bundle
 from core_support.bundles import plan, write_tiny_bundle
 from core_support.processes import environment, python, started
 from core_support.tiny import (
@@ -19,11 +24,6 @@ from core_support.tiny import (
     write_checkpoint,
     write_tiny_checkpoint,
 )
-
-from attnquant.errors import CheckpointError, SettingError
-from attnquant.theta import writer
-from attnquant.theta.bundle import open_bundle
-from attnquant.theta.writer import write_bundle
 
 TESTS = str(Path(__file__).parents[1])
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
+from attnquant.errors import CheckpointError, SettingError
+from attnquant.theta.grouping import uniform
+from attnquant.theta.prefix_map import PrefixMap
+from attnquant.theta.writer import write_bundle
 from core_support.bundles import plan, write_tiny_bundle
 from core_support.tiny import (
     FULL_RANK,
@@ -14,11 +19,6 @@ from core_support.tiny import (
     write_checkpoint,
     write_tiny_checkpoint,
 )
-
-from attnquant.errors import CheckpointError, SettingError
-from attnquant.theta.grouping import uniform
-from attnquant.theta.prefix_map import PrefixMap
-from attnquant.theta.writer import write_bundle
 
 
 @pytest.fixture

@@ -36,9 +36,8 @@ gemma3_attnquant_arch = SupportedArchitecture(
     multi_gpu_supported=False,
     weight_adapters={WeightsFormat.safetensors: convert_safetensor_state_dict},
     config=AttnQuantGemma3Config,
-    memory_planner=PagedMemoryPlanner.with_activation_reservation(
-        0, always_signal_buffers=True
-    ),
+    # One device allocates no signal buffers, so none are reserved for.
+    memory_planner=PagedMemoryPlanner.with_activation_reservation(0),
     supports_overlap_scheduler=False,
     supports_device_graph_capture=False,
 )

@@ -2,134 +2,40 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
-
-from max.dtype import DType
-from max.graph import TensorType, TensorValue, Value, ops
-from max.nn.embedding import Embedding
-from max.nn.kv_cache import PagedCacheValues
-from max.nn.layer import LayerList, Module
-from max.nn.linear import Linear
-from max.nn.transformer.transformer import LogitsPostprocessMixin
+from max.nn.layer import Module
 from max.pipelines.architectures.gemma3.layers.rms_norm import Gemma3RMSNorm
-from max.pipelines.lib.interfaces.batch_processor import ragged_batch_inputs
 
-from attnquant.serving.linear import set_w0
+from attnquant.hookspecs import AttentionFactory
+from attnquant.serving.decoder import AttnQuantDecoder, AttnQuantTextModel
 from attnquant.serving.mlp import AttnQuantMLP
 from attnquant.serving.projections import ProjectionMaker
-from attnquant.serving.w0 import W0
 from attnquant.theta.families import ATTN_FAMILIES, MLP_FAMILIES
-from attnquant_gemma3.layers.attention import attention_factory
 from attnquant_gemma3.layers.transformer_block import AttnQuantGemma3Block
 from attnquant_gemma3.model_config import AttnQuantGemma3Config
 
 
-class AttnQuantGemma3TextModel(LogitsPostprocessMixin, Module):
-    """Embedding, layers, norm and head; the bases are declared here, once."""
+class AttnQuantGemma3(AttnQuantDecoder):
+    """Scaled embeddings, Gemma 3's layers, and a norm of its kind."""
 
-    def __init__(self, config: AttnQuantGemma3Config) -> None:
+    def __init__(
+        self, config: AttnQuantGemma3Config, build_attention: AttentionFactory
+    ) -> None:
         """Declare everything a config and its layout ask for."""
-        super().__init__()
-        device = config.devices[0]
-        self.embed_scale = config.hidden_size**0.5
-        self.embed_tokens = Embedding(
-            config.vocab_size, config.hidden_size, config.dtype, device
+        text_model = AttnQuantTextModel(
+            config,
+            _layers(config, build_attention),
+            Gemma3RMSNorm(config.hidden_size, config.dtype, config.rms_norm_eps),
+            embed_scale=config.hidden_size**0.5,
         )
-        if config.formulation != "dense":
-            self.W0 = W0(config.theta_layout, config.dtype, device)
-        self.layers = LayerList(_layers(config))
-        self.norm = Gemma3RMSNorm(config.hidden_size, config.dtype, config.rms_norm_eps)
-        self.lm_head = SoftCappedHead(config)
-        if config.tie_word_embeddings:
-            self.lm_head.set_shared_weight("weight", self.embed_tokens.weight)
-        self.layer_types = config.layer_types
-        self.return_logits = config.return_logits
-
-    def __call__(
-        self,
-        tokens: TensorValue,
-        kv_collections: Mapping[str, PagedCacheValues],
-        return_n_logits: TensorValue,
-        input_row_offsets: TensorValue,
-    ) -> tuple[TensorValue, ...]:
-        """Return logits, as `LogitsPostprocessMixin` orders them.
-
-        Args:
-            tokens: Ragged token ids ``[tokens]``.
-            kv_collections: The cache of each kind of layer.
-            return_n_logits: How many logits a sequence gets.
-            input_row_offsets: Where each sequence begins, ``[batch + 1]``.
-        """
-        x = self.embed_tokens(tokens) * self.embed_scale
-        for layer, kind in zip(self.layers, self.layer_types, strict=True):
-            if hasattr(self, "W0"):
-                set_w0(layer, self.W0)
-            x = layer(x, kv_collections[kind], input_row_offsets)
-        return self._postprocess_logits(x, input_row_offsets, return_n_logits)
+        super().__init__(config, text_model)
 
 
-class SoftCappedHead(Linear):
-    """The output head; logits are ``cap·tanh(x/cap)`` where the config says so."""
-
-    def __init__(self, config: AttnQuantGemma3Config) -> None:
-        """Declare the weight ``[vocabulary, hidden]``; it may be shared later."""
-        super().__init__(
-            config.hidden_size, config.vocab_size, config.dtype, config.devices[0]
-        )
-        self.cap = config.final_logit_softcapping
-
-    def __call__(self, x: TensorValue) -> TensorValue:
-        """Return logits ``[..., vocabulary]``."""
-        logits = super().__call__(x)
-        return ops.tanh(logits / self.cap) * self.cap if self.cap else logits
-
-
-class AttnQuantGemma3(Module):
-    """The graph: MAX's flat inputs around the text model."""
-
-    def __init__(self, config: AttnQuantGemma3Config) -> None:
-        """Build the text model under the name that weights have in MAX's Gemma."""
-        super().__init__()
-        self.language_model = AttnQuantGemma3TextModel(config)
-        self.device = config.devices[0]
-        self.kv_params = config.kv_params
-
-    def input_tree(self) -> OrderedDict[str, object]:
-        """Name the graph's inputs, in order; the leaves are its input types."""
-        return OrderedDict(
-            batch=ragged_batch_inputs(self.device, ("tokens", "return_n_logits")),
-            row_offsets=(
-                TensorType(
-                    DType.uint32, shape=["input_row_offsets_len"], device=self.device
-                ),
-            ),
-            kv=self.kv_params.get_symbolic_inputs(),
-        )
-
-    def __call__(
-        self,
-        tokens: Value[Any],
-        return_n_logits: Value[Any],
-        input_row_offsets: Value[Any],
-        *kv_inputs: Value[Any],
-    ) -> tuple[TensorValue, ...]:
-        """Take the inputs of `input_tree`; return logits."""
-        sliding, full = self.kv_params.unflatten_basic_kv_tree(iter(kv_inputs))
-        return self.language_model(
-            tokens.tensor,
-            {"sliding_attention": sliding[0], "full_attention": full[0]},
-            return_n_logits.tensor,
-            input_row_offsets.tensor,
-        )
-
-
-def _layers(config: AttnQuantGemma3Config) -> list[AttnQuantGemma3Block]:
+def _layers(
+    config: AttnQuantGemma3Config, build_attention: AttentionFactory
+) -> list[Module]:
     maker = ProjectionMaker(
         config.theta_layout, config.formulation, config.dtype, config.devices[0]
     )
-    build_attention = attention_factory(config)
     dims = config.projection_dims()
     attention_dims = {family: dims[family] for family in ATTN_FAMILIES}
     mlp_dims = {family: dims[family] for family in MLP_FAMILIES}

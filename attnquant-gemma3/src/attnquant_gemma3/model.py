@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from max.pipelines.architectures.gemma3.model import Gemma3Model
 
+from attnquant.hookspecs import AttentionFactory
 from attnquant.serving.pipeline_model import AttnQuantPipelineModelMixin
 from attnquant.serving.weight_adapter import WeightAdapter
 from attnquant_gemma3.gemma3_attnquant import AttnQuantGemma3
@@ -19,9 +20,11 @@ class AttnQuantGemma3Model(AttnQuantPipelineModelMixin, Gemma3Model):
     model_config_cls: ClassVar[type[Any]] = AttnQuantGemma3Config
     weight_adapter: ClassVar[WeightAdapter] = convert_safetensor_state_dict
 
-    def build_decoder(self, model_config: AttnQuantGemma3Config) -> AttnQuantGemma3:
+    def build_decoder(
+        self, model_config: AttnQuantGemma3Config, build_attention: AttentionFactory
+    ) -> AttnQuantGemma3:
         """Build the decoder's module."""
-        return AttnQuantGemma3(model_config)
+        return AttnQuantGemma3(model_config, build_attention)
 
     def _create_model_config(self, state_dict: dict[str, Any]) -> AttnQuantGemma3Config:
         # MAX names its own config class here, whatever `model_config_cls` says.

@@ -5,28 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from max.dtype import DType
-from max.graph import DeviceRef
-from max.nn.kv_cache import MultiKVCacheParams
 from max.pipelines.architectures.gemma3.model_config import Gemma3Config
-from max.pipelines.architectures.gpt_oss.hybrid_kv_params_util import (
-    hybrid_swa_full_kv_params,
-)
 from max.pipelines.kv_cache import cache_dtype_for_encoding
-from max.pipelines.lib import KVCacheConfig, PipelineConfig
+from max.pipelines.lib import PipelineConfig
 from max.pipelines.modeling.config_enums import SupportedEncoding
 
 from attnquant.errors import ServingError
+from attnquant.serving.device import check_device
 from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
-
-MIN_CPU_WINDOW = 128
-"""MAX's CPU attention does not compile for sliding windows narrower than this."""
+from attnquant_gemma3.plugin import ARCHITECTURE
 
 
 @dataclass(kw_only=True)
 class AttnQuantGemma3Config(AttnQuantConfigMixin, Gemma3Config):
     """MAX's `Gemma3Config`, with `lora_rank`, `shared_blocks` and their kin."""
 
+    ARCHITECTURE: ClassVar[str] = ARCHITECTURE
     DEFAULT_ENCODING: ClassVar[SupportedEncoding] = "bfloat16"
     SUPPORTED_ENCODINGS: ClassVar[set[SupportedEncoding]] = {"bfloat16", "float32"}
 
@@ -66,32 +60,8 @@ class AttnQuantGemma3Config(AttnQuantConfigMixin, Gemma3Config):
             ),
         )
         config.apply_settings(settings_of(huggingface_config, config.num_hidden_layers))
-        _check_device(config)
+        check_device(config)
         return config
-
-    @classmethod
-    def construct_kv_params(
-        cls,
-        huggingface_config: Any,
-        pipeline_config: PipelineConfig,
-        devices: list[DeviceRef],
-        kv_cache_config: KVCacheConfig,
-        cache_dtype: DType,
-        *,
-        allow_kv_head_replication: bool = False,
-    ) -> MultiKVCacheParams:
-        """Return a cache for sliding layers and one for full layers."""
-        return hybrid_swa_full_kv_params(
-            layer_types=huggingface_config.layer_types,
-            sliding_window=huggingface_config.sliding_window,
-            pipeline_config=pipeline_config,
-            devices=devices,
-            kv_cache_config=kv_cache_config,
-            cache_dtype=cache_dtype,
-            n_kv_heads=huggingface_config.num_key_value_heads,
-            head_dim=huggingface_config.head_dim,
-            allow_kv_head_replication=allow_kv_head_replication,
-        )
 
     def projection_dims(self) -> dict[str, tuple[int, int]]:
         """Return ``(out, in)`` of each family; the same in every layer."""
@@ -126,28 +96,4 @@ def _check_supported(huggingface_config: Any) -> None:
             "config.json: layer_types",
             expected=f"{huggingface_config.num_hidden_layers} entries, one a layer",
             found=str(len(huggingface_config.layer_types)),
-        )
-
-
-def _check_device(config: AttnQuantGemma3Config) -> None:
-    device = config.devices[0]
-    if len(config.devices) > 1:
-        raise ServingError(
-            "--devices", expected="one device", found=str(len(config.devices))
-        )
-    if not device.is_cpu():
-        return
-    if config.dtype != DType.float32:
-        raise ServingError(
-            "--quantization-encoding",
-            expected="float32 on a CPU",
-            found=str(config.quantization_encoding),
-            hint="Add `--quantization-encoding float32`.",
-        )
-    if config.sliding_window < MIN_CPU_WINDOW:
-        raise ServingError(
-            "config.json: sliding_window",
-            expected=f"at least {MIN_CPU_WINDOW} on a CPU",
-            found=str(config.sliding_window),
-            hint="MAX cannot compile narrower windows for CPUs; a GPU can serve it.",
         )

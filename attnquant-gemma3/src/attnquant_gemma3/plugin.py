@@ -66,9 +66,18 @@ def attnquant_kv_params(
     kv_cache_config: KVCacheConfig,
     cache_dtype: DType,
 ) -> KVCacheParamInterface:
-    """Return a sliding and a full cache, as MAX's Gemma 3 has them."""
-    from attnquant_gemma3.model_config import AttnQuantGemma3Config
+    """Return a cache for sliding layers and one for full layers."""
+    from max.pipelines.architectures.gpt_oss.hybrid_kv_params_util import (
+        hybrid_swa_full_kv_params,
+    )
 
-    return AttnQuantGemma3Config.construct_kv_params(
-        huggingface_config, pipeline_config, devices, kv_cache_config, cache_dtype
+    return hybrid_swa_full_kv_params(
+        layer_types=huggingface_config.layer_types,
+        sliding_window=huggingface_config.sliding_window,
+        pipeline_config=pipeline_config,
+        devices=devices,
+        kv_cache_config=kv_cache_config,
+        cache_dtype=cache_dtype,
+        n_kv_heads=huggingface_config.num_key_value_heads,
+        head_dim=huggingface_config.head_dim,
     )

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from attnquant.serving.weight_adapter import WeightAdapter
-from attnquant.theta.prefix_map import PrefixMap
-from attnquant_gemma3.plugin import PREFIX_MAP, attnquant_w0_group
+from attnquant_gemma3.plugin import ARCHITECTURE
 
-
-def _prefix_map(config: Mapping[str, Any]) -> PrefixMap:
-    del config
-    return PREFIX_MAP
-
-
-convert_safetensor_state_dict = WeightAdapter(
-    prefix_map=_prefix_map, grouping=attnquant_w0_group
-)
+convert_safetensor_state_dict = WeightAdapter(ARCHITECTURE)

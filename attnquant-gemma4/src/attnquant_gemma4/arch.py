@@ -41,9 +41,8 @@ gemma4_attnquant_arch = SupportedArchitecture(
     config=AttnQuantGemma4Config,
     tool_parser="gemma4",
     reasoning_parser="gemma4",
-    memory_planner=PagedMemoryPlanner.with_activation_reservation(
-        0, always_signal_buffers=True
-    ),
+    # One device allocates no signal buffers, so none are reserved for.
+    memory_planner=PagedMemoryPlanner.with_activation_reservation(0),
     supports_overlap_scheduler=False,
     supports_device_graph_capture=False,
 )

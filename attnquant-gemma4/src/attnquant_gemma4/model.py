@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from max.pipelines.architectures.gemma3.model import Gemma3Model
 
+from attnquant.hookspecs import AttentionFactory
 from attnquant.serving.pipeline_model import AttnQuantPipelineModelMixin
 from attnquant.serving.weight_adapter import WeightAdapter
 from attnquant_gemma4.gemma4_attnquant import AttnQuantGemma4
@@ -23,9 +24,11 @@ class AttnQuantGemma4Model(AttnQuantPipelineModelMixin, Gemma3Model):
     model_config_cls: ClassVar[type[Any]] = AttnQuantGemma4Config
     weight_adapter: ClassVar[WeightAdapter] = convert_safetensor_state_dict
 
-    def build_decoder(self, model_config: AttnQuantGemma4Config) -> AttnQuantGemma4:
+    def build_decoder(
+        self, model_config: AttnQuantGemma4Config, build_attention: AttentionFactory
+    ) -> AttnQuantGemma4:
         """Build the decoder's module."""
-        return AttnQuantGemma4(model_config)
+        return AttnQuantGemma4(model_config, build_attention)
 
     def _hf_config_for_weights(self) -> Any:
         return decoder_config(self.huggingface_config)

@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from max.dtype import DType
-from max.graph import DeviceRef
-from max.nn.kv_cache import MultiKVCacheParams
 from max.pipelines.architectures.gemma4.model_config import (
     Gemma4TextConfig,
     Gemma4VisionConfig,
 )
-from max.pipelines.lib import KVCacheConfig, MAXModelConfig, PipelineConfig
+from max.pipelines.lib import MAXModelConfig, PipelineConfig
 from max.pipelines.modeling.config_enums import SupportedEncoding
 
 from attnquant.errors import ServingError
+from attnquant.serving.device import check_device
 from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
 from attnquant.theta.checkpoint import BUNDLE_KEY
-from attnquant_gemma4.plugin import FULL, attnquant_prefix_map, check_supported
-
-MIN_CPU_WINDOW = 128
-"""MAX's CPU attention does not compile for sliding windows narrower than this."""
+from attnquant_gemma4.plugin import (
+    ARCHITECTURE,
+    FULL,
+    attnquant_prefix_map,
+    check_supported,
+)
 
 # Fields that MAX reads and that the config of the unified line does not have.
 _NOT_IN_UNIFIED: dict[str, object] = {
@@ -43,6 +44,7 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
     config and a vision config.
     """
 
+    ARCHITECTURE: ClassVar[str] = ARCHITECTURE
     DEFAULT_ENCODING: ClassVar[SupportedEncoding] = "bfloat16"
     SUPPORTED_ENCODINGS: ClassVar[set[SupportedEncoding]] = {"bfloat16", "float32"}
 
@@ -58,6 +60,20 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
     def unquantized_dtype(self) -> DType:
         """The dtype of norms, embedding and head: that of everything else."""
         return self.dtype
+
+    @classmethod
+    def initialize(
+        cls,
+        pipeline_config: PipelineConfig,
+        model_config: MAXModelConfig | None = None,
+        *,
+        max_seq_len: int,
+    ) -> Self:
+        """Build the config from all of `config.json`, where a bundle's block is."""
+        model_config = model_config or pipeline_config.model
+        return cls.initialize_from_config(
+            pipeline_config, model_config.huggingface_config, max_seq_len=max_seq_len
+        )
 
     @classmethod
     def initialize_from_config(
@@ -89,7 +105,7 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
             pipeline_config, decoder, max_seq_len=max_seq_len
         )
         config.apply_settings(settings_of(decoder, config.num_hidden_layers))
-        _check_device(config)
+        check_device(config)
         return config
 
     @classmethod
@@ -99,27 +115,6 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
         """Return the longest sequence, by the decoder's config."""
         return super().calculate_max_seq_len(
             decoder_config(huggingface_config), model_config
-        )
-
-    @classmethod
-    def construct_kv_params(
-        cls,
-        huggingface_config: Any,
-        pipeline_config: PipelineConfig,
-        devices: list[DeviceRef],
-        kv_cache_config: KVCacheConfig,
-        cache_dtype: DType,
-        *,
-        allow_kv_head_replication: bool = False,
-    ) -> MultiKVCacheParams:
-        """Return a cache for sliding layers and one for full layers."""
-        return super().construct_kv_params(
-            decoder_config(huggingface_config),
-            pipeline_config,
-            devices,
-            kv_cache_config,
-            cache_dtype,
-            allow_kv_head_replication=allow_kv_head_replication,
         )
 
     def head_dims(self, layer: int) -> tuple[int, int]:
@@ -183,28 +178,4 @@ def _check_experts(decoder: Any) -> None:
             "config.json: hidden_activation",
             expected="gelu_pytorch_tanh, which MAX's experts compute",
             found=repr(decoder.hidden_activation),
-        )
-
-
-def _check_device(config: AttnQuantGemma4Config) -> None:
-    device = config.devices[0]
-    if len(config.devices) > 1:
-        raise ServingError(
-            "--devices", expected="one device", found=str(len(config.devices))
-        )
-    if not device.is_cpu():
-        return
-    if config.dtype != DType.float32:
-        raise ServingError(
-            "--quantization-encoding",
-            expected="float32 on a CPU",
-            found=str(config.quantization_encoding),
-            hint="Add `--quantization-encoding float32`.",
-        )
-    if config.sliding_window < MIN_CPU_WINDOW:
-        raise ServingError(
-            "config.json: sliding_window",
-            expected=f"at least {MIN_CPU_WINDOW} on a CPU",
-            found=str(config.sliding_window),
-            hint="MAX cannot compile narrower windows for CPUs; a GPU can serve it.",
         )

@@ -112,11 +112,17 @@ def attnquant_kv_params(
     kv_cache_config: KVCacheConfig,
     cache_dtype: DType,
 ) -> KVCacheParamInterface:
-    """Return a sliding and a full cache, as MAX's Gemma 4 has them."""
-    from attnquant_gemma4.model_config import AttnQuantGemma4Config
+    """Return a cache for sliding layers and one for full layers, of other head dims."""
+    from max.pipelines.architectures.gemma4.model_config import Gemma4TextConfig
 
-    return AttnQuantGemma4Config.construct_kv_params(
-        huggingface_config, pipeline_config, devices, kv_cache_config, cache_dtype
+    from attnquant_gemma4.model_config import decoder_config
+
+    return Gemma4TextConfig.construct_kv_params(
+        decoder_config(huggingface_config),
+        pipeline_config,
+        devices,
+        kv_cache_config,
+        cache_dtype,
     )
 
 

@@ -12,8 +12,7 @@ from max.graph.weights import WeightData
 
 from attnquant.serving.weight_adapter import GRAPH_PREFIX, Adapted, WeightAdapter
 from attnquant.settings import Settings
-from attnquant.theta.prefix_map import PrefixMap
-from attnquant_gemma4.plugin import PREFIX_MAP, TOWERS, attnquant_w0_group
+from attnquant_gemma4.plugin import ARCHITECTURE, TOWERS
 
 EXPERT_NAMES = {
     "router.proj.": "moe_block.gate.gate_score.",
@@ -41,9 +40,6 @@ class Gemma4WeightAdapter(WeightAdapter):
         """Turn a checkpoint's or a bundle's tensors into the decoder's."""
         adapted = super().adapt(weights, huggingface_config, dtype, settings)
         left_out = tuple(GRAPH_PREFIX + tower for tower in TOWERS)
-        if huggingface_config.tie_word_embeddings:
-            # A bundle keeps the copy where only the wrapper's config says it is one.
-            left_out = (*left_out, GRAPH_PREFIX + "lm_head.")
         return replace(
             adapted,
             state_dict={
@@ -58,11 +54,4 @@ def _expert_name(match: re.Match[str]) -> str:
     return match[1] + EXPERT_NAMES[match[2]]
 
 
-def _prefix_map(config: Mapping[str, Any]) -> PrefixMap:
-    del config
-    return PREFIX_MAP
-
-
-convert_safetensor_state_dict = Gemma4WeightAdapter(
-    prefix_map=_prefix_map, grouping=attnquant_w0_group
-)
+convert_safetensor_state_dict = Gemma4WeightAdapter(ARCHITECTURE)

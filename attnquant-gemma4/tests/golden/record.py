@@ -83,12 +83,18 @@ TEXTS: Final[Mapping[str, Sequence[str]]] = {
         "The capital of France is",
         "Water boils at a temperature of",
         "My favourite colour is",
+        "She sells sea shells",
+        "Once upon a time there was",
+        "The answer to this is",
     ),
-    "word": ("Hello", "Once", "Because", "Music", "Tomorrow"),
+    "word": ("Hello", "Once", "Because", "Music", "Tomorrow", "Green", "Why", "Seven"),
     "japanese": (
         "日本の首都は",
         "昔々あるところに",
         "今日は天気が",
+        "東京駅から歩いて",
+        "私の名前は",
+        "山の上に",
     ),
 }
 # Lengths of random prompts: about the window of 128, so that decoding crosses it, and
@@ -135,6 +141,10 @@ class Subject:
             msg = f"{directory.name}: {loading}"
             raise ValueError(msg)
         self._eos = set(config["eos_token_id"])
+        # What transformers puts the embedding of <pad> in place of.
+        self._placeholders = {
+            config[f"{kind}_token_id"] for kind in ("image", "audio", "video")
+        }
         self._variants: dict[str, Mapping[str, npt.NDArray[Any]]] = {}
         for setting in settings:
             self._variants[setting.name] = (
@@ -178,6 +188,8 @@ class Subject:
             return f"margin {run.margin:.1e}"
         if self._eos & set(run.greedy):
             return "end of sequence"
+        if self._placeholders & set(run.greedy):
+            return "a placeholder"
         if len(set(run.greedy)) < FEWEST_DISTINCT:
             return "monotonous"
         return None

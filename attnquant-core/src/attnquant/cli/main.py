@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import attnquant
 from attnquant.cli import decompose, inspect, plugins
 from attnquant.errors import AttnQuantError
+from attnquant.settings import warn_unknown_variables
 
 COMMANDS = (decompose, inspect, plugins)
 
@@ -38,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted. Wrong usage exits with 2, as argparse does.
     """
     options = build_parser().parse_args(arguments)
+    warn_unknown_variables(os.environ)
+    # As an exception, so that what is half-written is removed on the way out.
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         status: int = options.run(options)
         # Here, and not as the interpreter ends, where it could not be caught.
@@ -54,3 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status
+
+
+def _exit_on_signal(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)

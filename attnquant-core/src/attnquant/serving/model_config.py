@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from attnquant.plugins import installed_plugins
 from attnquant.settings import Settings, resolve_settings
 from attnquant.theta.bundle import BundleInfo, parse_block
 from attnquant.theta.checkpoint import BUNDLE_KEY
 from attnquant.theta.layout import ThetaLayout
 
+if TYPE_CHECKING:
+    from max.dtype import DType
+    from max.graph import DeviceRef
+    from max.pipelines.lib import KVCacheConfig, PipelineConfig
+
 
 @dataclass(kw_only=True)
 class AttnQuantConfigMixin:
-    """Adds the decomposition's settings to one of MAX's model configs."""
+    """Adds the decomposition's settings to one of MAX's model configs.
+
+    Mixed in before it, so that the cache layout is the plugin's.
+    """
+
+    ARCHITECTURE: ClassVar[str]
+    """The architecture whose plugin is asked."""
 
     lora_rank: int = 0
     """r, the rank of the low-rank terms; 0 at passthrough."""
@@ -32,6 +44,34 @@ class AttnQuantConfigMixin:
 
     layout: ThetaLayout | None = field(default=None, repr=False)
     """Which theta tensors there are; known once the weights are."""
+
+    @classmethod
+    def construct_kv_params(
+        cls,
+        huggingface_config: Any,
+        pipeline_config: PipelineConfig,
+        devices: list[DeviceRef],
+        kv_cache_config: KVCacheConfig,
+        cache_dtype: DType,
+        *,
+        allow_kv_head_replication: bool = False,
+    ) -> Any:
+        """Return the cache layout that the plugin's hook gives.
+
+        MAX's configs replicate heads over devices; here there is one device.
+        """
+        del allow_kv_head_replication
+        return (
+            installed_plugins()
+            .find(cls.ARCHITECTURE)
+            .kv_params(
+                huggingface_config=huggingface_config,
+                pipeline_config=pipeline_config,
+                devices=devices,
+                kv_cache_config=kv_cache_config,
+                cache_dtype=cache_dtype,
+            )
+        )
 
     def apply_settings(self, settings: Settings) -> None:
         """Take over resolved settings."""

@@ -13,6 +13,9 @@ from max.nn.layer import Module
 from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
 
 from attnquant.errors import CheckpointError, ServingError
+from attnquant.hookspecs import AttentionFactory
+from attnquant.plugins import installed_plugins
+from attnquant.serving.decoder import AttnQuantDecoder
 from attnquant.serving.model_config import AttnQuantConfigMixin
 from attnquant.serving.weight_adapter import Adapted, WeightAdapter
 from attnquant.theta.bundle import open_bundle
@@ -31,8 +34,15 @@ class AttnQuantPipelineModelMixin:
 
     _adapted: Adapted
 
-    def build_decoder(self, model_config: Any) -> Module:
-        """Return the module whose graph is served; the model package implements it."""
+    def build_decoder(
+        self, model_config: Any, build_attention: AttentionFactory
+    ) -> AttnQuantDecoder:
+        """Return the module whose graph is served; the model package implements it.
+
+        Args:
+            model_config: The package's own config, with a layout.
+            build_attention: What the plugin's attention hook gave for it.
+        """
         raise NotImplementedError
 
     @property
@@ -60,7 +70,10 @@ class AttnQuantPipelineModelMixin:
     def graph_specs(self, model_config: Any) -> dict[str, GraphSpec]:
         """Return the decoder's graph, weights bound and checked."""
         host: Any = self
-        decoder: Any = self.build_decoder(model_config)
+        supplied = installed_plugins().find(self.weight_adapter.architecture)
+        decoder = self.build_decoder(
+            model_config, supplied.attention_factory(model_config)
+        )
         load_weights(decoder, self._adapted.state_dict)
         # The graph's registry holds what it binds; let go of the rest.
         self._adapted = Adapted({}, self._adapted.layout, self._adapted.settings)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from max.dtype import DType
 from max.graph.weights import WeightData
 
 from attnquant.errors import CheckpointError, SettingError
+from attnquant.plugins import installed_plugins
 from attnquant.serving.arrays import WeightArrays, cast, to_weight
 from attnquant.serving.formulations import (
     precompute_weff_outside_graph,
@@ -41,7 +42,7 @@ _LAYER_FAM_RE = re.compile(
     rf"(?P<layer>layers\.\d+)\.(?P<family>{'|'.join(FAMILIES)})\.(?P<factor>U|s|V)"
 )
 
-logger = logging.getLogger("max.pipelines")
+logger = logging.getLogger("max.pipelines.attnquant")
 
 
 @dataclass(frozen=True)
@@ -61,15 +62,13 @@ class Adapted:
 
 @dataclass(frozen=True)
 class WeightAdapter:
-    """Adapts one architecture's weights; one instance per architecture.
+    """Adapts one architecture's weights, as its plugin's hooks say.
 
     Attributes:
-        prefix_map: The plugin's, for a config.
-        grouping: The plugin's W0 grouping key, for a decoder's config.
+        architecture: Its name.
     """
 
-    prefix_map: Callable[[Mapping[str, Any]], PrefixMap]
-    grouping: Callable[[Mapping[str, Any]], Grouping]
+    architecture: str
 
     def __call__(
         self, state_dict: Mapping[str, Any], huggingface_config: Any, **_: object
@@ -102,6 +101,7 @@ class WeightAdapter:
         """
         started = time.perf_counter()
         config = huggingface_config.to_dict()
+        supplied = installed_plugins().find(self.architecture)
         num_layers = int(huggingface_config.num_hidden_layers)
         bundle = bundle_of(huggingface_config)
         settings = settings or resolve_settings(num_layers, bundle)
@@ -109,8 +109,12 @@ class WeightAdapter:
             _check_bundle(weights, bundle)
             canonical, layout = dict(weights), bundle.layout
         else:
-            canonical = self._canonical(weights, huggingface_config, config)
-            layout = self._layout(canonical, config, num_layers, settings)
+            canonical = _canonical(weights, supplied.prefix_map(config))
+            grouping = supplied.grouping(config)
+            layout = _layout(canonical, grouping, num_layers, settings)
+        if getattr(huggingface_config, "tie_word_embeddings", False):
+            # A copy of the embedding, which the graph's head shares.
+            canonical.pop("lm_head.weight", None)
         theta, kept = _theta(canonical, layout, decomposed=bundle is not None)
         if use_precomputed_weff_outside(settings.formulation):
             arrays = {name: _array(value) for name, value in theta.items()}
@@ -132,48 +136,41 @@ class WeightAdapter:
         )
         return Adapted(adapted, layout, settings)
 
-    def _canonical(
-        self,
-        weights: Mapping[str, WeightData],
-        huggingface_config: Any,
-        config: Mapping[str, Any],
-    ) -> dict[str, WeightData]:
-        sources = self.prefix_map(config).rename(weights)
-        canonical = {
-            name.removeprefix(GRAPH_PREFIX): weights[source]
-            for name, source in sources.items()
-        }
-        if getattr(huggingface_config, "tie_word_embeddings", False):
-            # A copy of the embedding, which the graph's head shares.
-            canonical.pop("lm_head.weight", None)
-        return canonical
 
-    def _layout(
-        self,
-        canonical: Mapping[str, WeightData],
-        config: Mapping[str, Any],
-        num_layers: int,
-        settings: Settings,
-    ) -> ThetaLayout:
-        shapes = projection_shapes(
-            {name: _Shaped(weight) for name, weight in canonical.items()}
-        )
-        try:
-            if settings.lora_rank:
-                check_rank_bound(
-                    settings.lora_rank,
-                    {projection_name(*key): shape for key, shape in shapes.items()},
-                )
-            return make_layout(
-                shapes,
-                num_layers=num_layers,
-                shared_blocks=settings.shared_blocks,
-                lora_rank=settings.lora_rank or None,
-                tie_families=settings.tie_families,
-                grouping=self.grouping(config),
+def _canonical(
+    weights: Mapping[str, WeightData], prefix_map: PrefixMap
+) -> dict[str, WeightData]:
+    return {
+        name.removeprefix(GRAPH_PREFIX): weights[source]
+        for name, source in prefix_map.rename(weights).items()
+    }
+
+
+def _layout(
+    canonical: Mapping[str, WeightData],
+    grouping: Grouping,
+    num_layers: int,
+    settings: Settings,
+) -> ThetaLayout:
+    shapes = projection_shapes(
+        {name: _Shaped(weight) for name, weight in canonical.items()}
+    )
+    try:
+        if settings.requested_rank:
+            check_rank_bound(
+                settings.requested_rank,
+                {projection_name(*key): shape for key, shape in shapes.items()},
             )
-        except SettingError as error:
-            raise error.renamed(_VARIABLES) from error
+        return make_layout(
+            shapes,
+            num_layers=num_layers,
+            shared_blocks=settings.shared_blocks,
+            lora_rank=settings.lora_rank or None,
+            tie_families=settings.tie_families,
+            grouping=grouping,
+        )
+    except SettingError as error:
+        raise error.renamed(_VARIABLES) from error
 
 
 class _Shaped:

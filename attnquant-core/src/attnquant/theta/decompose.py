@@ -297,6 +297,7 @@ def _decompose_base(
     dtype: np.dtype[Any],
 ) -> DecomposedBase:
     shared = mean_base(matrices, dtype)
+    check_finite(f"{base_name(*base)} in {dtype}", shared)
     tensors = {base_name(*base): shared}
     squared_error = squared_norm = 0.0
     for layer, matrix in zip(layers, matrices, strict=True):

@@ -168,9 +168,7 @@ def make_layout(
             expected="a group for a projection among " + ", ".join(tied),
             found="none: all are dense or absent",
         )
-    base_shapes = {
-        base: _common_shape(base, layers, shapes) for base, layers in members.items()
-    }
+    base_shapes = _base_shapes(members, shapes)
     rank = 0 if shared_blocks == num_layers else _check_rank(lora_rank, base_shapes)
     return ThetaLayout(
         num_layers=num_layers,
@@ -193,7 +191,9 @@ def check_positive_rank(lora_rank: object) -> int:
     """
     if isinstance(lora_rank, bool) or not isinstance(lora_rank, int) or lora_rank < 1:
         raise SettingError(
-            "lora_rank", expected="a positive integer", found=repr(lora_rank)
+            "lora_rank",
+            expected="a positive integer",
+            found="nothing" if lora_rank is None else repr(lora_rank),
         )
     return lora_rank
 
@@ -263,23 +263,31 @@ def _check_presence(
                 )
 
 
-def _common_shape(
-    base: BaseKey, layers: list[int], shapes: Mapping[ProjectionKey, Shape]
-) -> Matrix:
-    first, *others = layers
-    shape = shapes[ProjectionKey(first, base.family)]
-    if len(shape) != MATRIX_RANK or 0 in shape:
-        raise CheckpointError(
-            projection_name(first, base.family),
-            expected="a matrix (out, in)",
-            found=f"shape {shape}",
-        )
-    for layer in others:
-        if (other := shapes[ProjectionKey(layer, base.family)]) != shape:
-            raise CheckpointError(
-                projection_name(layer, base.family),
-                expected=f"shape {shape}, as {projection_name(first, base.family)}"
-                f" with which it shares {base_name(*base)}",
-                found=f"shape {other}",
-            )
-    return shape[0], shape[1]
+def _base_shapes(
+    members: Mapping[BaseKey, list[int]], shapes: Mapping[ProjectionKey, Shape]
+) -> dict[BaseKey, Matrix]:
+    """Return the shape of each base; all matrices of a family and group have one."""
+    firsts: dict[tuple[str, str], ProjectionKey] = {}
+    for base, layers in members.items():
+        for layer in layers:
+            key = ProjectionKey(layer, base.family)
+            first = firsts.setdefault((base.group, base.family), key)
+            if len(shapes[key]) != MATRIX_RANK or 0 in shapes[key]:
+                raise CheckpointError(
+                    projection_name(*key),
+                    expected="a matrix (out, in)",
+                    found=f"shape {shapes[key]}",
+                )
+            if shapes[key] != shapes[first]:
+                raise CheckpointError(
+                    projection_name(*key),
+                    expected=f"shape {shapes[first]}, as {projection_name(*first)} of"
+                    " the same W0 group",
+                    found=f"shape {shapes[key]}",
+                )
+    by_group = {group: shapes[key] for group, key in firsts.items()}
+    return {
+        base: (shape[0], shape[1])
+        for base in members
+        for shape in [by_group[base.group, base.family]]
+    }

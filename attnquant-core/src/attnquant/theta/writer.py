@@ -29,6 +29,7 @@ from attnquant.theta.checkpoint import (
     INDEX_NAME,
     Checkpoint,
     RenamedTensors,
+    read_json,
     sha256,
 )
 from attnquant.theta.decompose import (
@@ -53,6 +54,7 @@ from attnquant.theta.prefix_map import PrefixMap
 SHARD_BYTES = 2_000_000_000
 """Default size above which a bundle's next shard begins."""
 
+_TEMPLATES = "additional_chat_templates"
 _WEIGHT_SUFFIXES = frozenset(
     {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 )
@@ -201,6 +203,20 @@ def _check_target(out: Path, checkpoint: Path, *, overwrite: bool) -> None:
             expected="a directory that does not hold the checkpoint",
             found=f"{checkpoint} in it",
         )
+    if out.is_dir() and any(out.iterdir()) and not _is_bundle(out):
+        raise SettingError(
+            str(out),
+            expected="a theta bundle, or an empty directory, to replace",
+            found="a directory of something else",
+            hint="Choose another, or remove it yourself.",
+        )
+
+
+def _is_bundle(directory: Path) -> bool:
+    try:
+        return BUNDLE_KEY in read_json(directory / CONFIG_NAME)
+    except CheckpointError:
+        return False
 
 
 @dataclass
@@ -316,6 +332,8 @@ def copy_side_files(source: Path, target: Path) -> None:
             continue
         if path.is_file():
             shutil.copyfile(path, target / path.name)
+    if (templates := source / _TEMPLATES).is_dir():
+        shutil.copytree(templates, target / _TEMPLATES)
 
 
 @contextmanager
