@@ -8,7 +8,7 @@ MODEL := build/gemma3-270m
 export HF_HUB_OFFLINE = 1
 export MODULAR_TELEMETRY_ENABLED = 0
 
-PACKAGES := attnquant-core attnquant-kernels attnquant-gemma3
+PACKAGES := attnquant-core attnquant-kernels attnquant-gemma3 attnquant-gemma4
 
 .PHONY: help venv model demo test lint bench docs clean
 
@@ -40,7 +40,7 @@ demo: venv model
 	$(BIN)/python scripts/demo.py $(MODEL) --out build/demo
 
 test: venv model
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: venv
 	$(BIN)/ruff check

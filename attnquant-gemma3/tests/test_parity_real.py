@@ -30,7 +30,6 @@ GOLDEN: Final = golden.load(Path(__file__).parent / "golden" / "gemma3-270m.npz"
 CASES: Final = [
     ("passthrough", "gemm"),
     ("g9-r64-all", "gemm"),
-    ("g6-r16-attn", "gemm"),
     ("passthrough", "dense"),
     ("g9-r64-all", "dense"),
     ("g6-r16-attn", "dense"),
