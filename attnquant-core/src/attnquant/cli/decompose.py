@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Never
 
 from tqdm import tqdm
 
+from attnquant.cli import dry_run
 from attnquant.cli.text import format_bytes, format_table
 from attnquant.errors import SettingError
 from attnquant.plugins import installed_plugins
 from attnquant.theta.checkpoint import open_checkpoint
 from attnquant.theta.dtypes import STORAGE_DTYPES
+from attnquant.theta.estimate import estimate
 from attnquant.theta.families import TIE_MODES
 from attnquant.theta.writer import (
     SHARD_BYTES,
+    Plan,
     Progress,
     Written,
     plan_decomposition,
@@ -50,8 +53,11 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         type=Path,
         help="directory with config.json and safetensors weights",
     )
+    parser.add_argument("--out", type=Path, help="directory to write the bundle to")
     parser.add_argument(
-        "--out", type=Path, required=True, help="directory to write the bundle to"
+        "--dry-run",
+        action="store_true",
+        help="print what would be made, and what it would take, reading no weights",
     )
     parser.add_argument(
         "--blocks",
@@ -88,26 +94,31 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--overwrite", action="store_true", help="replace an existing directory"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Decompose, write, and print a summary."""
+    """Decompose, write, and print a summary; or plan, and print an estimate."""
+    if options.out is None and not options.dry_run:
+        options.parser.error("the following arguments are required: --out (--dry-run)")
     try:
-        written = _decompose(options)
+        plan = _plan(options)
+        if options.dry_run:
+            figures = estimate(plan, options.shard_bytes)
+            data, text = dry_run.summary(plan, figures), dry_run.describe(plan, figures)
+        else:
+            written = _write(plan, options)
+            data, text = summary(written), describe(written)
     except SettingError as error:
         raise error.renamed(_OPTIONS) from error
-    if options.json:
-        print(json.dumps(summary(written), indent=2))
-    else:
-        print(describe(written))
+    print(json.dumps(data, indent=2) if options.json else text)
     return 0
 
 
-def _decompose(options: argparse.Namespace) -> Written:
+def _plan(options: argparse.Namespace) -> Plan:
     checkpoint = open_checkpoint(options.checkpoint)
     supplied = installed_plugins().find(checkpoint.architecture)
-    plan = plan_decomposition(
+    return plan_decomposition(
         checkpoint,
         supplied.prefix_map(checkpoint.config),
         supplied.grouping(checkpoint.text_config),
@@ -116,6 +127,9 @@ def _decompose(options: argparse.Namespace) -> Written:
         tie_families=options.tie,
         dtype=options.dtype,
     )
+
+
+def _write(plan: Plan, options: argparse.Namespace) -> Written:
     with tqdm(
         total=0,
         desc="decompose",
