@@ -1,0 +1,118 @@
+"""`max serve` on tiny bundles: the OpenAI-compatible endpoint, as clients see it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import openai
+import pytest
+
+from gemma3_support import golden
+from gemma3_support.parity import make_bundle
+from gemma3_support.tiny import write_tiny_checkpoint
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[1]
+GOLDEN = golden.load(ROOT / "attnquant-gemma3" / "tests" / "golden" / "tiny.npz")
+START_SECONDS = 900
+"""A first start compiles; on two busy cores that takes minutes."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_served(client: openai.OpenAI, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert server.poll() is None, f"max serve ended with {server.returncode}"
+        try:
+            client.models.list()
+        except (openai.APIConnectionError, openai.InternalServerError):
+            time.sleep(1)
+        else:
+            return
+    pytest.fail(f"max serve did not answer within {START_SECONDS} s")
+
+
+@contextmanager
+def served(model: Path, log: IO[bytes]) -> Iterator[openai.OpenAI]:
+    port = free_port()
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("ATTNQUANT_")}
+    server = subprocess.Popen(
+        [
+            *(str(BIN / "max"), "serve", "--model", str(model)),
+            *("--custom-architectures", "attnquant", "--devices", "cpu"),
+            *("--quantization-encoding", "float32", "--max-length", "1024"),
+            *("--port", str(port)),
+        ],
+        env=clean | {"HF_HUB_OFFLINE": "1", "MODULAR_TELEMETRY_ENABLED": "0"},
+        stdout=log,
+        stderr=log,
+        # A group of its own, so that the workers end with it.
+        start_new_session=True,
+    )
+    try:
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=120
+        )
+        wait_until_served(client, server)
+        yield client
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("serve")
+    checkpoint = write_tiny_checkpoint(root / "tied", **GOLDEN.source("tied").recipe)
+    setting = next(r.setting for r in GOLDEN.records if r.setting.name == "g3-r4-all")
+    return make_bundle(checkpoint, setting, root / "bundle")
+
+
+@pytest.fixture(scope="module")
+def client(bundle: Path) -> Iterator[openai.OpenAI]:
+    with (bundle.parent / "serve.log").open("wb") as log, served(bundle, log) as client:
+        yield client
+
+
+def test_a_bundle_is_served_greedily_as_recorded(
+    client: openai.OpenAI, bundle: Path
+) -> None:
+    for record in GOLDEN.records:
+        if record.source != "tied" or record.setting.name != "g3-r4-all":
+            continue
+        answer = client.completions.create(
+            model=str(bundle),
+            prompt=list(record.tokens),
+            max_tokens=len(record.greedy),
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+        assert answer.choices[0].text == record.continuation, record.name
+
+
+def test_an_unknown_model_is_refused_and_the_server_goes_on(
+    client: openai.OpenAI, bundle: Path
+) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.completions.create(model="no-such-model", prompt="x", max_tokens=1)
+    assert 400 <= refused.value.status_code < 500
+    answer = client.completions.create(model=str(bundle), prompt="x", max_tokens=1)
+    assert answer.choices[0].text is not None
