@@ -8,7 +8,7 @@ MODEL := build/gemma3-270m
 export HF_HUB_OFFLINE = 1
 export MODULAR_TELEMETRY_ENABLED = 0
 
-PACKAGES := attnquant-core attnquant-kernels attnquant-gemma3 attnquant-gemma4
+PACKAGES := $(patsubst %/,%,$(wildcard attnquant-*/))
 
 .PHONY: help venv model demo test lint bench docs clean
 
