@@ -16,8 +16,8 @@ from typing import IO
 import openai
 import pytest
 
+from attnquant.testing.parity import make_bundle
 from gemma3_support import golden
-from gemma3_support.parity import make_bundle
 from gemma3_support.tiny import write_tiny_checkpoint
 
 BIN = Path(sys.executable).parent

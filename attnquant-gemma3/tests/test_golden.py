@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from attnquant.testing.metrics import cosine_distance, kl_divergence
 from gemma3_support import golden
-from gemma3_support.oracle import cosine_distance, kl_divergence
 
 FOLDER: Final = Path(__file__).parent / "golden"
 FILES: Final = ("tiny.npz", "gemma3-270m.npz")

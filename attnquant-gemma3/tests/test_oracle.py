@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnquant.testing.checkpoints import digest
+from attnquant.testing.metrics import cosine_distance, kl_divergence
 from gemma3_support import golden
-from gemma3_support.checkpoint import digest
 from gemma3_support.oracle import (
-    cosine_distance,
     forward,
     greedy,
-    kl_divergence,
     mean_svd_weff,
     substitute_weff,
 )

@@ -9,14 +9,14 @@ from typing import Final
 import pytest
 
 from attnquant.testing.in_process import InProcessModel
-from gemma3_support import golden
-from gemma3_support.parity import (
-    between,
+from attnquant.testing.metrics import compare_logits
+from attnquant.testing.parity import (
     check_batch,
     check_record,
     make_bundle,
     serving,
 )
+from gemma3_support import golden
 from gemma3_support.tiny import write_tiny_checkpoint
 
 GOLDEN: Final = golden.load(Path(__file__).parent / "golden" / "tiny.npz")
@@ -65,7 +65,7 @@ def test_every_prompt_equals_transformers_alone_and_in_a_batch(
     served: tuple[InProcessModel, list[golden.Record]],
 ) -> None:
     model, records = served
-    alone = [check_record(model, record) for record in records]
+    alone = [check_record(model, record, golden.compare) for record in records]
     assert max(len(record.tokens) for record in records) > 128
     check_batch(model, records, alone)
 
@@ -87,7 +87,7 @@ def test_a_raw_checkpoint_is_decomposed_while_loading(
     with serving(checkpoints["tied"], formulation, **environ) as model:
         for record in GOLDEN.records:
             if (record.source, record.setting.name) == ("tied", setting):
-                check_record(model, record)
+                check_record(model, record, golden.compare)
 
 
 def test_formulations_give_the_same_logits(
@@ -100,6 +100,6 @@ def test_formulations_give_the_same_logits(
     for formulation in ("gemm", "dense"):
         with serving(bundle, formulation) as model:
             results.append(model.generate([prompt], 8)[0])
-    found = between(*results)
+    found = compare_logits(*(result.logits for result in results))
     print(f"gemm and dense: {found.cosine_distance:.1e}, {found.kl:.1e}")
     assert max(found) < 1e-6

@@ -14,11 +14,11 @@ from max.pipelines.lib.config import PipelineArgs
 
 from attnquant.plugins import Supplied, installed_plugins
 from attnquant.serving.projections import ProjectionMaker
+from attnquant.testing.checkpoints import read_checkpoint
 from attnquant.theta import FAMILIES, UNNAMED, make_layout
 from attnquant.theta.names import ProjectionKey
 from attnquant_gemma3.layers.attention import AttnQuantGemma3Attention
 from attnquant_gemma3.model_config import AttnQuantGemma3Config
-from gemma3_support.checkpoint import read_checkpoint
 from gemma3_support.tiny import write_tiny_checkpoint
 
 

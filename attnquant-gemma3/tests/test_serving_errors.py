@@ -20,8 +20,8 @@ from attnquant.errors import (
     SettingError,
 )
 from attnquant.testing.in_process import InProcessModel
+from attnquant.testing.parity import make_bundle
 from gemma3_support.golden import Setting
-from gemma3_support.parity import make_bundle
 from gemma3_support.tiny import write_tiny_checkpoint
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoTokenizer
 
-from gemma3_support.checkpoint import digest, read_checkpoint
+from attnquant.testing.checkpoints import digest, read_checkpoint
 from gemma3_support.tiny import BOS, tiny_config, tiny_weights, write_tiny_checkpoint
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from transformers import AutoConfig
 from attnquant.serving.arrays import to_array
 from attnquant.serving.weight_adapter import Adapted
 from attnquant.settings import Settings
+from attnquant.testing.parity import make_bundle
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.names import is_theta_name
 from attnquant_gemma3.weight_adapters import convert_safetensor_state_dict
 from gemma3_support.golden import Setting
-from gemma3_support.parity import make_bundle
 from gemma3_support.tiny import write_tiny_checkpoint
 
 PREFIX = "language_model."

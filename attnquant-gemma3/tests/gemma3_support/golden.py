@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from attnquant.testing.metrics import Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +51,7 @@ class Setting:
 class Source:
     """A checkpoint the records were made from.
 
-    `digest` is `checkpoint.digest` of its tensors as stored. `recipe` holds the
+    `digest` is `checkpoints.digest` of its tensors as stored. `recipe` holds the
     arguments of `write_tiny_checkpoint` that make it again, if that made it.
     """
 
@@ -114,13 +116,6 @@ class Golden:
     def source(self, name: str) -> Source:
         """Return the checkpoint of that name."""
         return next(source for source in self.sources if source.name == name)
-
-
-class Comparison(NamedTuple):
-    """Worst rows of a comparison; KL in nats, the record being the reference."""
-
-    cosine_distance: float
-    kl: float
 
 
 def compare(record: Record, logits_full: npt.NDArray[Any]) -> Comparison:

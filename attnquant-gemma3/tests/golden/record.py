@@ -30,10 +30,12 @@ import numpy as np
 import numpy.typing as npt
 
 # A script, run where the repository is not installed.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+_TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(_TESTS))
+sys.path.insert(0, str(_TESTS.parents[1] / "attnquant-core" / "src"))
 
+from attnquant.testing.checkpoints import digest, read_checkpoint
 from gemma3_support import golden
-from gemma3_support.checkpoint import digest, read_checkpoint
 from gemma3_support.oracle import substitute_weff
 from gemma3_support.tiny import write_tiny_checkpoint
 
