@@ -30,9 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 # A script, run where the repository is not installed.
-_TESTS = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(_TESTS))
-sys.path.insert(0, str(_TESTS.parents[1] / "attnquant-core" / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "attnquant-core/src"))
 
 from attnquant.testing.checkpoints import digest, read_checkpoint
 from gemma3_support import golden
