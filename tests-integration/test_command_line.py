@@ -86,6 +86,6 @@ def test_the_bfloat16_graph_compiles_for_a_gpu_that_is_not_there(tiny: Path) -> 
         *("max", "warm-cache", "--model", tiny, "--custom-architectures", "attnquant"),
         *("--devices", "gpu", "--target", "cuda:sm_90", "--max-length", "1024"),
         ATTNQUANT_BLOCKS="3",
-        ATTNQUANT_RANK="4",
+        ATTNQUANT_RANK="8",
     )
     assert done.returncode == 0, done.stderr[-3000:]

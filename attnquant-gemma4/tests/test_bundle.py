@@ -12,12 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from attnquant.errors import CheckpointError
+from attnquant.testing.checkpoints import digest, read_checkpoint
+from attnquant.testing.parity import LIMIT, make_bundle, make_plan
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.decompose import reconstruct
 from gemma4_support import golden
-from gemma4_support.checkpoint import digest, read_checkpoint
 from gemma4_support.oracle import forward
-from gemma4_support.parity import LIMIT, make_bundle, make_plan
 from gemma4_support.tiny import write_tiny_checkpoint
 
 GOLDEN: Final = golden.load(Path(__file__).parent / "golden" / "tiny.npz")

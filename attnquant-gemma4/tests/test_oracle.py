@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from attnquant.testing.checkpoints import digest
+from attnquant.testing.metrics import cosine_distance
 from gemma4_support import golden
-from gemma4_support.checkpoint import digest
 from gemma4_support.oracle import (
-    cosine_distance,
     forward,
     greedy,
     mean_svd_weff,

@@ -12,13 +12,13 @@ from typing import Final
 import pytest
 
 from attnquant.testing.in_process import InProcessModel
-from gemma4_support import golden
-from gemma4_support.parity import (
+from attnquant.testing.parity import (
     check_batch,
     check_record,
     make_bundle,
     serving,
 )
+from gemma4_support import golden
 from gemma4_support.tiny import write_tiny_checkpoint
 
 GOLDEN: Final = golden.load(Path(__file__).parent / "golden" / "tiny.npz")
@@ -59,7 +59,7 @@ def test_every_prompt_equals_transformers_alone_and_in_a_batch(
     served: tuple[InProcessModel, list[golden.Record]],
 ) -> None:
     model, records = served
-    alone = [check_record(model, record) for record in records]
+    alone = [check_record(model, record, golden.compare) for record in records]
     assert max(len(record.tokens) for record in records) > 2 * 128
     check_batch(model, records, alone)
 
@@ -74,4 +74,4 @@ def test_a_raw_checkpoint_is_decomposed_while_loading(
     environ = {"ATTNQUANT_BLOCKS": "4", "ATTNQUANT_RANK": "4"}
     with serving(path, "gemm", **environ) as model:
         for record in GOLDEN.of("pattern", "g4-r4-all"):
-            check_record(model, record)
+            check_record(model, record, golden.compare)

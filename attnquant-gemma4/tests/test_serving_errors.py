@@ -18,8 +18,8 @@ from attnquant.errors import (
     SettingError,
 )
 from attnquant.testing.in_process import InProcessModel
+from attnquant.testing.parity import make_bundle
 from gemma4_support.golden import Setting
-from gemma4_support.parity import make_bundle
 from gemma4_support.tiny import write_tiny_checkpoint
 
 LAYER: Final = "layers.5.self_attn"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from gemma4_support.checkpoint import digest, read_checkpoint
+from attnquant.testing.checkpoints import digest, read_checkpoint
 from gemma4_support.tiny import (
     BOS,
     SPECIAL_TOKENS,

@@ -16,12 +16,12 @@ from transformers import AutoConfig
 from attnquant.serving.arrays import to_array
 from attnquant.serving.weight_adapter import Adapted
 from attnquant.settings import Settings
+from attnquant.testing.parity import make_bundle
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.names import is_theta_name
 from attnquant_gemma4.model_config import decoder_config
 from attnquant_gemma4.weight_adapters import convert_safetensor_state_dict
 from gemma4_support.golden import Setting
-from gemma4_support.parity import make_bundle
 from gemma4_support.tiny import write_tiny_checkpoint
 
 PREFIX: Final = "language_model."

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from gemma4_support.oracle import cosine_distance, kl_divergence
+from attnquant.testing.metrics import Comparison, compare_logits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Setting:
 class Source:
     """A checkpoint the records were made from.
 
-    `digest` is `checkpoint.digest` of its tensors as stored, and `recipe` holds the
+    `digest` is `checkpoints.digest` of its tensors as stored, and `recipe` holds the
     arguments of `write_tiny_checkpoint` that make it again.
     """
 
@@ -93,13 +93,6 @@ class Golden:
         return [r for r in self.records if (r.source, r.setting.name) == names]
 
 
-class Comparison(NamedTuple):
-    """Worst rows of a comparison; KL in nats, the record being the reference."""
-
-    cosine_distance: float
-    kl: float
-
-
 def compare(record: Record, logits: npt.NDArray[Any]) -> Comparison:
     """Compare logits with a record.
 
@@ -121,7 +114,7 @@ def compare(record: Record, logits: npt.NDArray[Any]) -> Comparison:
         msg = f"vocabulary of {candidate.shape[1]}, expected {record.logits.shape[1]}"
         raise ValueError(msg)
     pair = record.logits[-rows:], candidate[-rows:]
-    return Comparison(cosine_distance(*pair), kl_divergence(*pair))
+    return compare_logits(*pair)
 
 
 # --- the file --------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from gemma4_support.checkpoint import BFLOAT16
+from attnquant.testing.checkpoints import BFLOAT16
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

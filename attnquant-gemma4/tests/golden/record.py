@@ -28,9 +28,10 @@ import numpy.typing as npt
 
 # A script, run where the repository is not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "attnquant-core/src"))
 
+from attnquant.testing.checkpoints import digest, read_checkpoint
 from gemma4_support import golden
-from gemma4_support.checkpoint import digest, read_checkpoint
 from gemma4_support.oracle import substitute_weff
 from gemma4_support.tiny import BOS, SPECIAL_TOKENS, VOCAB_SIZE, write_tiny_checkpoint
 

@@ -9,11 +9,14 @@ from max.dtype import DType
 from max.graph import DeviceRef
 from max.nn.linear import Linear
 
-from attnquant.errors import CheckpointError
+from attnquant.errors import CheckpointError, ServingError
 from attnquant.serving.formulations import use_gemm_formulation
 from attnquant.serving.linear import AttnQuantLinear
 from attnquant.theta.layout import ThetaLayout
 from attnquant.theta.names import projection_name
+
+GPU_RANK = 8
+"""MAX's matmuls for GPUs do not compile for every inner dimension: not for 4."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,19 @@ class ProjectionMaker:
             )
         if base is None or not use_gemm_formulation(self.formulation):
             return Linear(in_dim, out_dim, self.dtype, self.device, has_bias=has_bias)
+        if (rank := self.layout.rank_of(base)) % GPU_RANK and self.device.is_gpu():
+            raise ServingError(
+                f"the rank of {projection_name(layer, family)}",
+                expected=f"a multiple of {GPU_RANK} on a GPU",
+                found=str(rank),
+                hint="Make a bundle of such a rank, or serve it as `dense`.",
+            )
         return AttnQuantLinear(
             in_dim,
             out_dim,
             self.dtype,
             self.device,
             base=base,
-            rank=self.layout.rank_of(base),
+            rank=rank,
             has_bias=has_bias,
         )
