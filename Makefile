@@ -40,7 +40,7 @@ demo: venv model
 	$(BIN)/python scripts/demo.py $(MODEL) --out build/demo
 
 test: venv model
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile -m "not gpu_compile"
 
 lint: venv
 	$(BIN)/ruff check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -93,7 +94,11 @@ def test_a_31b_checkpoint_is_planned_from_its_headers(
     command = [str(BIN / "attnquant"), "decompose", str(tmp_path / "model")]
     command += ["--blocks", str(blocks), "--dry-run", "--json"]
     command += [] if rank is None else ["--rank", str(rank)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # As Python has it: MAX, once imported, changes the process's own.
+    environ = dict(os.environ)
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["source_bytes"] == size

@@ -15,14 +15,18 @@ from typing import IO
 
 import openai
 import pytest
+from transformers import AutoTokenizer
 
 from attnquant.testing.parity import make_bundle
 from gemma3_support import golden
 from gemma3_support.tiny import write_tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
 GOLDEN = golden.load(ROOT / "attnquant-gemma3" / "tests" / "golden" / "tiny.npz")
+CUT = "\N{REPLACEMENT CHARACTER}"
 START_SECONDS = 900
 """A first start compiles; on two busy cores that takes minutes."""
 
@@ -95,6 +99,7 @@ def client(bundle: Path) -> Iterator[openai.OpenAI]:
 def test_a_bundle_is_served_greedily_as_recorded(
     client: openai.OpenAI, bundle: Path
 ) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(bundle)
     for record in GOLDEN.records:
         if record.source != "tied" or record.setting.name != "g3-r4-all":
             continue
@@ -105,7 +110,9 @@ def test_a_bundle_is_served_greedily_as_recorded(
             temperature=0,
             extra_body={"ignore_eos": True},
         )
-        assert answer.choices[0].text == record.continuation, record.name
+        expected = tokenizer.decode(record.greedy, skip_special_tokens=True)
+        # Of bytes that end amid a character, MAX's streaming decoder holds some back.
+        assert answer.choices[0].text.rstrip(CUT) == expected.rstrip(CUT), record.name
 
 
 def test_an_unknown_model_is_refused_and_the_server_goes_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -18,10 +19,16 @@ UV = Path(sys.executable).parent / "uv"
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("attnquant-*/pyproject.toml"))
 
 
-def uv(*arguments: str | Path) -> None:
-    done = subprocess.run(
-        [str(UV), *map(str, arguments)], capture_output=True, text=True, check=False
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    # The environment as Python has it: MAX, once imported, changes the process's own
+    # in ways that lead a child's Python astray.
+    return subprocess.run(
+        command, env=dict(os.environ), capture_output=True, text=True, check=False
     )
+
+
+def uv(*arguments: str | Path) -> None:
+    done = run(str(UV), *map(str, arguments))
     assert done.returncode == 0, done.stderr
 
 
@@ -78,13 +85,11 @@ def test_core_installs_alone_and_works_without_max(
     python = environment / "bin" / "python"
     uv("pip", "install", "--quiet", "--python", python, wheels["attnquant-core"])
     command = [str(environment / "bin" / "attnquant"), "plugins"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(*command)
     assert done.returncode == 0, done.stderr
     assert "No AttnQuant plugin is installed" in done.stdout
     code = "import importlib.util as u, attnquant.theta; print(u.find_spec('max'))"
-    done = subprocess.run(
-        [str(python), "-c", code], capture_output=True, text=True, check=False
-    )
+    done = run(str(python), "-c", code)
     assert done.stdout == "None\n", done.stderr
 
 
@@ -94,7 +99,5 @@ def test_kernels_install_alone(wheels: dict[str, Path], tmp_path: Path) -> None:
     python = environment / "bin" / "python"
     uv("pip", "install", "--quiet", "--python", python, wheels["attnquant-kernels"])
     code = "import attnquant_kernels as k; print(k.mojo_package().is_dir())"
-    done = subprocess.run(
-        [str(python), "-c", code], capture_output=True, text=True, check=False
-    )
+    done = run(str(python), "-c", code)
     assert done.stdout == "True\n", done.stderr
