@@ -32,7 +32,7 @@ from attnquant.theta.dtypes import Array, common_storage_dtype
 from attnquant.theta.families import FAMILIES, module_of
 from attnquant.theta.grouping import Grouping
 from attnquant.theta.layout import ThetaLayout, check_rank_bound, make_layout
-from attnquant.theta.names import projection_name
+from attnquant.theta.names import ProjectionKey, projection_name
 from attnquant.theta.prefix_map import PrefixMap
 
 GRAPH_PREFIX = "language_model."
@@ -152,9 +152,7 @@ def _layout(
     num_layers: int,
     settings: Settings,
 ) -> ThetaLayout:
-    shapes = projection_shapes(
-        {name: _Shaped(weight) for name, weight in canonical.items()}
-    )
+    shapes = _projection_shapes(canonical)
     try:
         if settings.requested_rank:
             check_rank_bound(
@@ -171,6 +169,14 @@ def _layout(
         )
     except SettingError as error:
         raise error.renamed(_VARIABLES) from error
+
+
+def _projection_shapes(
+    canonical: Mapping[str, WeightData],
+) -> dict[ProjectionKey, tuple[int, ...]]:
+    return projection_shapes(
+        {name: _Shaped(weight) for name, weight in canonical.items()}
+    )
 
 
 class _Shaped:
@@ -209,9 +215,7 @@ def _theta(
     arrays = WeightArrays(canonical)
     dtype = common_storage_dtype(
         canonical[projection_name(*key)].dtype.name
-        for key in projection_shapes(
-            {name: _Shaped(weight) for name, weight in canonical.items()}
-        )
+        for key in _projection_shapes(canonical)
     )
     theta: dict[str, WeightData | Array] = {}
     for part in iter_decomposed(arrays, layout, dtype):
