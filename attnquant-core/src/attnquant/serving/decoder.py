@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from max.dtype import DType
@@ -97,7 +97,21 @@ class AttnQuantTextModel(LogitsPostprocessMixin, Module):
             return_n_logits: How many logits a sequence gets.
             input_row_offsets: Where each sequence begins, ``[batch + 1]``.
         """
-        x = self.embed_tokens(tokens) * self.embed_scale
+        x = self.embed(tokens)
+        return self.decode(x, kv_collections, return_n_logits, input_row_offsets)
+
+    def embed(self, tokens: TensorValue) -> TensorValue:
+        """Return the scaled embeddings ``[tokens, hidden]`` of token ids."""
+        return self.embed_tokens(tokens) * self.embed_scale
+
+    def decode(
+        self,
+        x: TensorValue,
+        kv_collections: Mapping[str, PagedCacheValues],
+        return_n_logits: TensorValue,
+        input_row_offsets: TensorValue,
+    ) -> tuple[TensorValue, ...]:
+        """Return logits of embeddings ``[tokens, hidden]``; for the rest, as above."""
         for layer, kind in zip(self.layers, self.layer_types, strict=True):
             if self._lends_w0:
                 set_w0(layer, self.W0)
@@ -151,14 +165,18 @@ class AttnQuantDecoder(Module):
         *kv_inputs: Value[Any],
     ) -> tuple[TensorValue, ...]:
         """Take the inputs of `input_tree`; return logits."""
+        return self.language_model(
+            tokens.tensor,
+            self.caches(kv_inputs),
+            return_n_logits.tensor,
+            input_row_offsets.tensor,
+        )
+
+    def caches(self, kv_inputs: Iterable[Value[Any]]) -> dict[str, PagedCacheValues]:
+        """Return the cache of each kind of layer, out of the graph's flat inputs."""
         caches: Any = self.kv_params.unflatten_kv_inputs(iter(kv_inputs))
         kinds = set(self.language_model.layer_types)
         # On the one device: one cache for each kind of layer, or one for all.
-        by_kind = (
-            {kind: caches[kind][0] for kind in kinds}
-            if isinstance(caches, Mapping)
-            else dict.fromkeys(kinds, caches[0])
-        )
-        return self.language_model(
-            tokens.tensor, by_kind, return_n_logits.tensor, input_row_offsets.tensor
-        )
+        if isinstance(caches, Mapping):
+            return {kind: caches[kind][0] for kind in kinds}
+        return dict.fromkeys(kinds, caches[0])
