@@ -55,6 +55,15 @@ def from_safetensors(code: str) -> np.dtype[Any] | None:
     return _SAFETENSORS_DTYPES.get(code)
 
 
+def safetensors_code(dtype: np.dtype[Any]) -> str:
+    """Return the safetensors dtype code of a numpy dtype.
+
+    Raises:
+        KeyError: If there is none.
+    """
+    return {known: code for code, known in _SAFETENSORS_DTYPES.items()}[dtype]
+
+
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype holds real numbers (bfloat16 included)."""
     return dtype == BFLOAT16 or np.issubdtype(dtype, np.floating)
