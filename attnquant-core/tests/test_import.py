@@ -118,3 +118,19 @@ def test_bundles_are_made_and_shown_where_max_is_not_installed(
     for command in (["inspect", out], ["plugins"]):
         done = python(WITHOUT_MAX, *command, env=env)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+BUDGET = """
+import time
+import attnquant.plugins
+started = time.perf_counter()
+found = attnquant.plugins.installed_plugins()
+seconds = time.perf_counter() - started
+assert len(found.supplied) >= 2, found
+print(seconds)
+"""
+
+
+def test_registering_all_installed_plugins_stays_under_50_ms() -> None:
+    # The least of several: what is above it is the machine being busy with others.
+    assert min(float(python(BUDGET).stdout) for _ in range(5)) < 0.05

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnquant.errors import PluginError, SettingError
+from attnquant.errors import ArchitectureError, PluginError, SettingError
 from attnquant.hookspecs import PLUGIN_API_VERSION
 from attnquant.plugins import Plugin, State, find_plugins, installed_plugins
 from core_support.plugins import install, supplying
@@ -180,7 +180,8 @@ def test_whatever_the_first_hook_raises_is_kept_and_shown(home: Path) -> None:
         home, "a", supplying("A").replace("return", "raise OSError('x')\n    return")
     )
     found = plugin("a")
-    assert (found.state, found.reason) == (State.FAILED, "OSError: x.")
+    assert found.state is State.FAILED
+    assert found.reason == "OSError: x. Upgrade or reinstall attnquant-a."
 
 
 @pytest.mark.parametrize("value", ["fake_gone", "fake_gone.part:plugin"])
@@ -284,3 +285,134 @@ def test_a_distribution_that_is_uninstalled_is_gone(home: Path) -> None:
     assert sorted(states()) == ["a", "b"]
     shutil.rmtree(next(home.glob("attnquant_b*")))
     assert sorted(states()) == ["a"]
+
+
+# --- hooks that nobody would call --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        # Marked and misspelled; misspelled and not marked; spelled well, not marked.
+        (
+            "@hookimpl\ndef attnquant_prefixmap(): ...",
+            "did you mean attnquant_prefix_map",
+        ),
+        ("def attnquant_prefix_maps(): ...", "did you mean attnquant_prefix_map"),
+        ("def Attnquant_W0_Group(): ...", "did you mean attnquant_w0_group"),
+        ("def attnquant_kv_params(): ...", "marked with @hookimpl"),
+        (
+            "@hookimpl\ndef attnquant_w0_group(*, config): ...",
+            "config, which would not be passed",
+        ),
+        ("@hookimpl\ndef attnquant_w0_group(**kwargs): ...", "**kwargs"),
+        ("@hookimpl\ndef attnquant_w0_group(config=None): ...", "without a default"),
+    ],
+)
+def test_a_hook_that_would_never_be_called_as_meant_is_named(
+    home: Path, source: str, told: str
+) -> None:
+    install(home, "a", f"{supplying('A')}\n{source}\n")
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert told in found.reason
+    assert "plugin a, hook attnquant" in found.reason.lower()
+
+
+def test_an_object_is_looked_at_as_a_module_is(home: Path) -> None:
+    source = (
+        "from attnquant.hookspecs import Architecture, hookimpl\n"
+        "class Implementation:\n"
+        "    @hookimpl\n"
+        "    def attnquant_architectures(self):\n"
+        "        return [Architecture('A', 'nowhere:arch', 1)]\n"
+        "    @staticmethod\n"
+        "    def attnquant_prefix_map(): ...\n"
+        "plugin = Implementation()\n"
+    )
+    install(home, "a", source, value="fake_a:plugin")
+    assert "hook attnquant_prefix_map" in plugin("a").reason
+
+
+@pytest.mark.parametrize(
+    "helper", ["def prefix_map(): ...", "def attnquant_helper(): ...", "x = property()"]
+)
+def test_helpers_of_other_names_are_no_hooks(home: Path, helper: str) -> None:
+    install(home, "a", f"{supplying('A')}\n{helper}\n")
+    assert plugin("a").state is State.LOADED
+
+
+def test_an_interrupt_is_not_swallowed(home: Path) -> None:
+    install(home, "a", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        find_plugins({})
+
+
+def test_an_exception_of_any_kind_is_kept(home: Path) -> None:
+    install(home, "a", "raise type('Odd', (BaseException,), {})('x')")
+    assert plugin("a").reason.startswith("Odd: x.")
+
+
+# --- versions of MAX -----------------------------------------------------------------
+
+
+@pytest.fixture
+def max_26_7(home: Path) -> None:
+    """Install metadata of MAX 26.7.0, in front of the real one."""
+    info = home / "max-26.7.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: max\nVersion: 26.7.0\n"
+    )
+
+
+@pytest.mark.usefixtures("max_26_7")
+@pytest.mark.parametrize(
+    ("tested", "state"),
+    [
+        (">=26.7,<26.8", State.LOADED),
+        ("", State.LOADED),
+        (">=26.8", State.INCOMPATIBLE),
+        ("<26.7", State.INCOMPATIBLE),
+        ("26.7 or so", State.FAILED),
+    ],
+)
+def test_a_max_outside_the_tested_range_is_incompatible(
+    home: Path, tested: str, state: State
+) -> None:
+    source = supplying("A").replace(", 1)", f", 1, {tested!r})")
+    install(home, "a", source)
+    found = plugin("a")
+    assert found.state is state
+    if state is State.INCOMPATIBLE:
+        assert found.reason == (
+            f"tested with MAX {tested}, and 26.7.0 is installed. Upgrade attnquant-a,"
+            f' or install "max[serve]{tested}".'
+        )
+    if state is State.FAILED:
+        assert "tested_max" in found.reason
+
+
+def test_without_max_its_version_does_not_matter(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnquant.loading.max_version", lambda: None)
+    install(home, "a", supplying("A").replace(", 1)", ", 1, '>=99')"))
+    assert plugin("a").state is State.LOADED
+
+
+# --- names that nothing declares ----------------------------------------------------
+
+
+def test_an_allowed_plugin_that_is_not_installed_is_reported(home: Path) -> None:
+    install(home, "gamma", supplying("A"))
+    environ = {"ATTNQUANT_PLUGINS": "gamma,gama"}
+    assert states(environ)["gamma"] is State.LOADED
+    found = plugin("gama", environ)
+    assert found.state is State.FAILED
+    assert "named in ATTNQUANT_PLUGINS" in found.reason
+    assert "Did you mean gamma?" in found.reason
+    with pytest.raises(
+        ArchitectureError, match="Plugin gama \\(not installed\\) is failed"
+    ):
+        find_plugins(environ).find("B")

@@ -116,7 +116,7 @@ def test_with_no_plugin_installed_it_says_what_to_install(home: Path) -> None:
         (supplying("X", api_version=2), "incompatible: written for plugin API 2"),
         (
             supplying("X") + "\n@hookimpl\ndef attnquant_x(): ...",
-            "failed: unknown hook",
+            "failed: plugin a, hook attnquant_x: expected one of",
         ),
     ],
 )

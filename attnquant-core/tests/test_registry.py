@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +15,16 @@ import pytest
 import attnquant
 from attnquant.errors import ArchitectureError, ServingError
 from attnquant.plugins import PluginSet, State, find_plugins
-from attnquant.registry import TESTED_MAX, collect_architectures, pop_lazy_entry
+from attnquant.registry import (
+    PLUGIN_SET_VARIABLE,
+    TESTED_MAX,
+    check_worker,
+    collect_architectures,
+    pop_lazy_entry,
+    unregister_architectures,
+)
 from core_support.plugins import TINY_PLUGIN, install, supplying
+from core_support.processes import environment
 
 Table = dict[str, list[tuple[str, str, str | None]]]
 
@@ -164,7 +175,10 @@ def test_a_plugin_in_trouble_is_warned_of_and_stops_no_other(
     plugins = find_plugins({"ATTNQUANT_DISABLE": "b"})
     with caplog.at_level(logging.WARNING, "attnquant"):
         assert names(collect_architectures(plugins)) == ["TinyForCausalLM"]
-    expected = "AttnQuant plugin a (attnquant-a 1.0) is failed: ValueError: no luck."
+    expected = (
+        "AttnQuant plugin a (attnquant-a 1.0) is failed: ValueError: no luck."
+        " Upgrade or reinstall attnquant-a."
+    )
     assert [expected] == caplog.messages
 
 
@@ -227,3 +241,154 @@ def test_architectures_that_cannot_be_collected_are_asked_for_again(
 def test_other_attributes_are_not_there(fresh: ModuleType) -> None:
     with pytest.raises(AttributeError, match="'attnquant' has no attribute 'MODELS'"):
         _ = fresh.MODELS
+
+
+# --- and back ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def tables(lookup: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give MAX's lookup with its other tables empty."""
+    monkeypatch.setattr("attnquant.registry._REPLACED", {})
+    for name in ("architectures", "_architectures_by_task"):
+        monkeypatch.setattr(lookup, name, {})
+    monkeypatch.setattr(lookup, "_imported_custom_arch_specs", set())
+    return lookup
+
+
+@pytest.mark.usefixtures("supplied", "fresh")
+def test_unregistering_restores_what_max_has_of_its_own(
+    tables: Any, table: Table
+) -> None:
+    before = {name: list(entries) for name, entries in table.items()}
+    for architecture in collect_architectures(find_plugins({})):
+        tables.register(architecture, allow_override=True)
+    assert list(tables.architectures) == ["TinyForCausalLM"]
+    unregister_architectures()
+    assert tables.architectures == tables._architectures_by_task == {}
+    assert {name: sorted(entries) for name, entries in table.items()} == {
+        name: sorted(entries) for name, entries in before.items()
+    }
+    unregister_architectures()
+
+
+@pytest.mark.usefixtures("supplied", "fresh")
+def test_max_can_register_ours_and_its_own_in_turn(tables: Any) -> None:
+    origin = []
+    for _ in range(2):
+        tables.import_custom_architectures(["attnquant"])
+        origin.append(tables.find("TinyForCausalLM", task=generation()))
+        unregister_architectures()
+        origin.append(tables.find("TinyForCausalLM", task=generation()))
+        tables.architectures.clear()
+        tables._architectures_by_task.clear()
+        tables._lazy_architectures["TinyForCausalLM"] = [GENERATION]
+    ours, built_in = origin[:2]
+    assert ours is not built_in
+    assert origin == [ours, built_in, ours, built_in]
+
+
+@pytest.mark.usefixtures("supplied", "fresh")
+def test_a_built_in_that_was_loaded_already_comes_back(tables: Any) -> None:
+    built_in = tables.find("TinyForCausalLM", task=generation())
+    embedding = tables.find("TinyForCausalLM", task=embeddings())
+    tables.import_custom_architectures(["attnquant"])
+    assert tables.find("TinyForCausalLM", task=generation()) is not built_in
+    assert tables.find("TinyForCausalLM", task=embeddings()) is embedding
+    unregister_architectures()
+    assert tables.find("TinyForCausalLM", task=generation()) is built_in
+    assert tables.find("TinyForCausalLM", task=embeddings()) is embedding
+
+
+@pytest.mark.usefixtures("supplied", "fresh")
+def test_the_other_task_survives_unregistering(tables: Any) -> None:
+    tables.import_custom_architectures(["attnquant"])
+    embedding = tables.find("TinyForCausalLM", task=embeddings())
+    assert embedding.task == embeddings()
+    unregister_architectures()
+    assert tables.find("TinyForCausalLM", task=embeddings()) is embedding
+    assert tables.find("TinyForCausalLM", task=generation()).task == generation()
+
+
+def generation() -> Any:
+    from max.pipelines.modeling.types import PipelineTask
+
+    return PipelineTask.TEXT_GENERATION
+
+
+def embeddings() -> Any:
+    from max.pipelines.modeling.types import PipelineTask
+
+    return PipelineTask.EMBEDDINGS_GENERATION
+
+
+# --- the worker ----------------------------------------------------------------------
+
+
+IN_A_WORKER = """
+import multiprocessing, os, sys
+from attnquant.plugins import find_plugins
+from attnquant.registry import check_worker
+
+def worker():
+    os.environ.update(disabled)
+    check_worker(find_plugins(), os.environ)
+
+disabled = {"ATTNQUANT_DISABLE": sys.argv[1]} if len(sys.argv) > 1 else {}
+
+if __name__ == "__main__":
+    check_worker(find_plugins({}), os.environ)
+    process = multiprocessing.get_context("spawn").Process(target=worker)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+def worker(home: Path, tmp_path: Path, *arguments: str) -> Any:
+    script = tmp_path / "server.py"
+    script.write_text(IN_A_WORKER)
+    return subprocess.run(
+        [sys.executable, script, *arguments],
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_worker_with_the_same_plugins_goes_on(home: Path, tmp_path: Path) -> None:
+    install(home, "a", supplying("A"))
+    done = worker(home, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_worker_with_other_plugins_fails_loudly(home: Path, tmp_path: Path) -> None:
+    install(home, "a", supplying("A"))
+    done = worker(home, tmp_path, "a")
+    assert done.returncode == 1
+    assert "PluginError: the plugins of the serving worker: expected" in done.stderr
+    assert "a: attnquant-a 1.0, fake_a, A (nowhere:arch, API 1)" in done.stderr
+    assert "Plugin a (attnquant-a 1.0) is disabled" in done.stderr
+
+
+def test_a_process_of_its_own_does_not_compare(home: Path) -> None:
+    install(home, "a", supplying("A"))
+    told = {PLUGIN_SET_VARIABLE: "somebody else's"}
+    check_worker(find_plugins({}), told)
+    assert told[PLUGIN_SET_VARIABLE].startswith(find_plugins({}).digest)
+
+
+@pytest.mark.parametrize("change", ["version", "distribution", "value", "source"])
+def test_the_digest_tells_plugin_sets_apart(home: Path, change: str) -> None:
+    install(home, "a", supplying("A"))
+    before = find_plugins({}).digest
+    assert find_plugins({}).digest == before
+    shutil.rmtree(next(home.glob("*.dist-info")))
+    (home / "fake_a_twin.py").write_text(supplying("A"))
+    other = {"version": "2.0", "distribution": "maker", "value": "fake_a_twin"}
+    source = supplying("A", "B") if change == "source" else supplying("A")
+    known = {change: other[change]} if change in other else {}
+    sys.modules.pop("fake_a", None)
+    install(home, "a", source, **known)
+    assert find_plugins({}).digest != before

@@ -43,11 +43,14 @@ class Architecture:
         target: ``module:attribute`` of its MAX `SupportedArchitecture`, imported only
             when MAX asks for it.
         api_version: The `PLUGIN_API_VERSION` the plugin was written for.
+        tested_max: The range of MAX versions it was tested with, as in a requirement
+            (``>=26.7,<26.8``); outside it the plugin is not used. Empty for any.
     """
 
     name: str
     target: str
     api_version: int
+    tested_max: str = ""
 
 
 class AttentionFactory(Protocol):

@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import enum
+import difflib
 import functools
+import hashlib
 import os
-import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import importlib_metadata
-import pluggy
-
-from attnquant import hookspecs, settings
+from attnquant import settings
+from attnquant.distributions import MetadataProblem, find_installed, normalised
 from attnquant.errors import ArchitectureError, AttnQuantError, PluginError
-from attnquant.hookspecs import (
-    ENTRY_POINT_GROUP,
-    PLUGIN_API_VERSION,
-    Architecture,
-    AttentionFactory,
-)
+from attnquant.hookspecs import Architecture, AttentionFactory
+from attnquant.loading import load
+from attnquant.states import Plugin, State
 from attnquant.theta.grouping import Grouping
 from attnquant.theta.prefix_map import PrefixMap
 
-
-class State(enum.Enum):
-    """What became of a plugin."""
-
-    LOADED = "loaded"
-    DISABLED = "disabled"
-    INCOMPATIBLE = "incompatible"
-    MISSING_DEPENDENCY = "missing dependency"
-    FAILED = "failed"
-    CONFLICT = "conflict"
-
-
-@dataclass
-class Plugin:
-    """One entry point in the group `attnquant.models`, and what became of it.
-
-    Attributes:
-        name: The entry point's name.
-        distribution: The distribution that declares it.
-        version: That distribution's version.
-        entry_point: ``module`` or ``module:attribute``.
-        state: See `State`.
-        reason: Why it is in that state, and what to do; empty when loaded.
-        architectures: What it supplies, as far as it got to say.
-        exception: What it raised, if it did.
-        load_seconds: How long importing it took.
-        hook: Its hooks, to be called with keyword arguments.
-    """
-
-    name: str
-    distribution: str
-    version: str
-    entry_point: str
-    state: State = State.LOADED
-    reason: str = ""
-    architectures: tuple[Architecture, ...] = ()
-    exception: BaseException | None = None
-    load_seconds: float = 0.0
-    hook: pluggy.HookRelay | None = field(default=None, repr=False)
-
-    def set_state(
-        self, state: State, reason: str, exception: BaseException | None = None
-    ) -> None:
-        """Move to a state other than loaded; the reason becomes one line."""
-        self.state, self.exception = state, exception
-        self.reason = " ".join(reason.split())
+__all__ = [
+    "Plugin",
+    "PluginSet",
+    "State",
+    "Supplied",
+    "find_plugins",
+    "installed_plugins",
+]
 
 
 @dataclass(frozen=True)
@@ -124,9 +79,27 @@ class Supplied:
 
 @dataclass(frozen=True)
 class PluginSet:
-    """All plugins that were found."""
+    """All plugins that were found.
+
+    Attributes:
+        plugins: By name.
+        problems: Metadata that should not be where they are.
+    """
 
     plugins: tuple[Plugin, ...]
+    problems: tuple[MetadataProblem, ...] = ()
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """One line for each loaded plugin; see `Plugin.identity`."""
+        return tuple(
+            plugin.identity for plugin in self.plugins if plugin.state is State.LOADED
+        )
+
+    @property
+    def digest(self) -> str:
+        """A digest of the loaded plugins, the same in every process that has them."""
+        return hashlib.sha256("\n".join(self.identities).encode()).hexdigest()
 
     @property
     def supplied(self) -> dict[str, Supplied]:
@@ -162,8 +135,8 @@ class PluginSet:
                 " for example `pip install attnquant-gemma3`."
             )
         troubled = [
-            f"Plugin {plugin.name} ({plugin.distribution} {plugin.version}) is"
-            f" {plugin.state.value}: {plugin.reason}"
+            f"Plugin {plugin.name} ({plugin.origin}) is {plugin.state.value}:"
+            f" {plugin.reason}"
             for plugin in self.plugins
             if plugin.state is not State.LOADED
         ]
@@ -188,111 +161,34 @@ def find_plugins(environ: Mapping[str, str] | None = None) -> PluginSet:
     allowed = settings.PLUGINS.read(environ)
     disabled = settings.DISABLE.read(environ)
     pins = settings.PIN.read(environ)
-    found = [
-        _describe(point)
-        for point in importlib_metadata.entry_points(group=ENTRY_POINT_GROUP)
-    ]
-    found.sort(key=lambda pair: (pair[0].name, pair[0].distribution))
-    for plugin, point in found:
+    installed = find_installed()
+    plugins = []
+    for declared in sorted(
+        installed.declared, key=lambda item: (item.point.name, item.distribution)
+    ):
+        plugin = Plugin(
+            name=declared.point.name,
+            distribution=declared.distribution,
+            version=declared.version,
+            entry_point=declared.point.value,
+        )
+        plugins.append(plugin)
         if isinstance(allowed, tuple) and plugin.name not in allowed:
             plugin.set_state(State.DISABLED, f"not in {settings.PLUGINS.name}.")
         elif isinstance(disabled, tuple) and plugin.name in disabled:
             plugin.set_state(State.DISABLED, f"named in {settings.DISABLE.name}.")
         else:
-            _load(plugin, point)
-    plugins = tuple(plugin for plugin, _ in found)
+            load(plugin, declared)
     _settle_conflicts(plugins, pins if isinstance(pins, dict) else {})
-    return PluginSet(plugins)
+    if isinstance(allowed, tuple):
+        plugins += _not_installed(allowed, [plugin.name for plugin in plugins])
+    return PluginSet(tuple(plugins), installed.problems)
 
 
 @functools.cache
 def installed_plugins() -> PluginSet:
     """Return the plugins of this process's environment, found once."""
     return find_plugins()
-
-
-def _describe(
-    point: importlib_metadata.EntryPoint,
-) -> tuple[Plugin, importlib_metadata.EntryPoint]:
-    metadata: Any = (point.dist.metadata if point.dist else None) or {}
-    return (
-        Plugin(
-            name=point.name,
-            distribution=metadata.get("Name") or "unknown",
-            version=metadata.get("Version") or "unknown",
-            entry_point=point.value,
-        ),
-        point,
-    )
-
-
-def _load(plugin: Plugin, point: importlib_metadata.EntryPoint) -> None:
-    started = time.perf_counter()
-    implementation: Any = None
-    try:
-        implementation = point.load()
-        manager = pluggy.PluginManager("attnquant")
-        manager.add_hookspecs(hookspecs)
-        manager.register(implementation, name=plugin.name)
-        manager.check_pending()
-        plugin.hook = manager.hook
-        plugin.architectures = _architectures(plugin, manager.hook)
-    except ModuleNotFoundError as error:
-        own = point.module.partition(".")[0]
-        if error.name and error.name.partition(".")[0] == own:
-            reason = (
-                f"its entry point {point.value} names a module that does not exist"
-                f" ({error.name}). Reinstall {plugin.distribution}."
-            )
-            plugin.set_state(State.FAILED, reason, error)
-        else:
-            reason = f"{error}. Reinstall {plugin.distribution} with what it needs."
-            plugin.set_state(State.MISSING_DEPENDENCY, reason, error)
-    except pluggy.PluginValidationError as error:
-        plugin.set_state(State.FAILED, f"{error}.", error)
-        # The hooks of another API version may well look wrong; then that is why.
-        with contextlib.suppress(Exception):
-            plugin.architectures = _architectures(plugin, implementation)
-            _check_version(plugin)
-    except PluginError as error:
-        plugin.set_state(State.FAILED, str(error), error)
-    # Whatever a third party's module raises while it is imported must stay its own
-    # affair; the exception is kept and shown.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        plugin.set_state(State.FAILED, f"{type(error).__name__}: {error}.", error)
-    else:
-        _check_version(plugin)
-    plugin.load_seconds = time.perf_counter() - started
-
-
-def _architectures(plugin: Plugin, hooks: Any) -> tuple[Architecture, ...]:
-    found: object = hooks.attnquant_architectures()
-    if (
-        not isinstance(found, Sequence)
-        or not found
-        or not all(
-            isinstance(item, Architecture) and isinstance(item.api_version, int)
-            for item in found
-        )
-    ):
-        raise PluginError(
-            f"plugin {plugin.name}, hook attnquant_architectures",
-            expected="at least one attnquant.hookspecs.Architecture (api_version: int)",
-            found=repr(found),
-        )
-    return tuple(found)
-
-
-def _check_version(plugin: Plugin) -> None:
-    for architecture in plugin.architectures:
-        if architecture.api_version != PLUGIN_API_VERSION:
-            older = architecture.api_version < PLUGIN_API_VERSION
-            upgrade = plugin.distribution if older else "attnquant-core"
-            plugin.set_state(
-                State.INCOMPATIBLE,
-                f"written for plugin API {architecture.api_version}, and"
-                f" attnquant-core has {PLUGIN_API_VERSION}. Upgrade {upgrade}.",
-            )
 
 
 def _settle_conflicts(plugins: Iterable[Plugin], pins: Mapping[str, str]) -> None:
@@ -321,10 +217,25 @@ def _settle_conflicts(plugins: Iterable[Plugin], pins: Mapping[str, str]) -> Non
                 )
 
 
+def _not_installed(allowed: Iterable[str], names: Sequence[str]) -> list[Plugin]:
+    """Return a plugin in trouble for each allowed name that nothing declares."""
+    found = []
+    for name in allowed:
+        if name in names:
+            continue
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        plugin = Plugin(name, "not installed", "", "")
+        plugin.set_state(
+            State.FAILED,
+            f"named in {settings.PLUGINS.name}, but no installed distribution declares"
+            f" a plugin of this name (there are: {', '.join(names) or 'none'}).{hint}"
+            " Install the package that does, or correct the variable.",
+        )
+        found.append(plugin)
+    return found
+
+
 def _same_name(distribution: str, other: str | None) -> bool:
     """Compare as package indexes do: case and ``-_.`` make no difference."""
-    return other is not None and _normalised(distribution) == _normalised(other)
-
-
-def _normalised(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
+    return other is not None and normalised(distribution) == normalised(other)

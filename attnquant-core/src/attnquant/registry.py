@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING
+import multiprocessing
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from attnquant.errors import ArchitectureError, PluginError, ServingError
 from attnquant.hookspecs import Architecture
@@ -15,6 +19,25 @@ if TYPE_CHECKING:
 
 TESTED_MAX = ">=26.7,<26.8"
 """The range of MAX versions this package is tested with."""
+
+PLUGIN_SET_VARIABLE = "_ATTNQUANT_PLUGIN_SET"
+"""Where a server tells its worker what it loaded: a digest, then a line a plugin."""
+
+LazyEntry = tuple[str, str, str | None]
+"""How MAX defers an architecture: module, symbol, package."""
+
+
+@dataclass(frozen=True)
+class _Replaced:
+    """What an architecture took the place of."""
+
+    ours: SupportedArchitecture
+    lazy: list[LazyEntry]
+    eager: SupportedArchitecture | None
+
+
+_REPLACED: dict[tuple[str, object], _Replaced] = {}
+"""By name and task, since MAX's registry is one for the process."""
 
 # Below MAX's own name, since MAX's console shows no other.
 logger = logging.getLogger("max.pipelines.attnquant")
@@ -34,21 +57,22 @@ def collect_architectures(
     Raises:
         ArchitectureError: If there is none at all; it says why, plugin by plugin.
         ServingError: If this version of MAX keeps its registry elsewhere.
+        PluginError: In a spawned worker that sees other plugins than its parent.
     """
     plugins = installed_plugins() if plugins is None else plugins
+    check_worker(plugins, os.environ)
     architectures = []
     for supplied in plugins.supplied.values():
         architecture = _import_architecture(supplied)
         if architecture is not None:
-            pop_lazy_entry(architecture)
+            _replace(architecture)
             architectures.append(architecture)
     for plugin in plugins.plugins:
-        if plugin.state not in {State.LOADED, State.DISABLED}:
+        if plugin.in_trouble:
             logger.warning(
-                "AttnQuant plugin %s (%s %s) is %s: %s",
+                "AttnQuant plugin %s (%s) is %s: %s",
                 plugin.name,
-                plugin.distribution,
-                plugin.version,
+                plugin.origin,
                 plugin.state.value,
                 plugin.reason,
             )
@@ -62,39 +86,133 @@ def collect_architectures(
     return architectures
 
 
-def pop_lazy_entry(architecture: SupportedArchitecture) -> None:
+def unregister_architectures() -> None:
+    """Take AttnQuant's architectures out of MAX's registry again.
+
+    MAX's own of the same name and task come back, lazily where they were lazy; those
+    for another task are not touched. MAX can register AttnQuant's anew afterwards.
+
+    Raises:
+        ServingError: If this version of MAX keeps its registry elsewhere.
+    """
+    import attnquant
+
+    lookup = _lookup()
+    for (name, task), replaced in _REPLACED.items():
+        if lookup._architectures_by_task.get((name, task)) is replaced.ours:  # noqa: SLF001
+            _take_out(lookup, replaced)
+        if replaced.lazy:
+            lazy = lookup._lazy_architectures.setdefault(name, [])  # noqa: SLF001
+            lazy += [entry for entry in replaced.lazy if entry not in lazy]
+    _REPLACED.clear()
+    lookup._imported_custom_arch_specs.discard(attnquant.__name__)  # noqa: SLF001
+    vars(attnquant).pop("ARCHITECTURES", None)
+
+
+def _take_out(lookup: Any, replaced: _Replaced) -> None:
+    name, task = replaced.ours.name, replaced.ours.task
+    by_task = lookup._architectures_by_task  # noqa: SLF001
+    del by_task[name, task]
+    if replaced.eager is not None:
+        by_task[name, task] = replaced.eager
+    if lookup.architectures.get(name) is replaced.ours:
+        del lookup.architectures[name]
+        left = [found for key, found in by_task.items() if key[0] == name]
+        if left:
+            lookup.architectures[name] = replaced.eager or left[0]
+
+
+def pop_lazy_entry(architecture: SupportedArchitecture) -> list[LazyEntry]:
     """Remove MAX's deferred entry for an architecture's name and task.
+
+    Returns:
+        What was removed.
 
     Raises:
         ServingError: If the (private) table is not where MAX 26.7 has it.
     """
-    from max.pipelines.lib import PIPELINE_REGISTRY
-
-    table = getattr(PIPELINE_REGISTRY, "_lazy_architectures", None)
-    if not isinstance(table, dict):
-        raise ServingError(
-            "max.pipelines.lib.PIPELINE_REGISTRY._lazy_architectures",
-            expected=f"a dict, as in MAX {TESTED_MAX}",
-            found=type(table).__name__,
-            hint=f'Install "max[serve]{TESTED_MAX}".',
-        )
-    if architecture.name not in table:
-        return
-    others = [
-        entry
-        for entry in table[architecture.name]
-        if _task_of(entry) != architecture.task
-    ]
-    if others:
+    table = _lookup()._lazy_architectures  # noqa: SLF001
+    entries = table.get(architecture.name, [])
+    popped = [entry for entry in entries if _task_of(entry) == architecture.task]
+    if others := [entry for entry in entries if entry not in popped]:
         table[architecture.name] = others
     else:
-        del table[architecture.name]
+        table.pop(architecture.name, None)
+    return popped
 
 
-def _task_of(entry: tuple[str, str, str | None]) -> object:
+def _lookup() -> Any:
+    """Return what holds MAX's tables; they are private, so they are checked."""
+    from max.pipelines.lib import PIPELINE_REGISTRY
+
+    lookup = getattr(PIPELINE_REGISTRY, "_arch_lookup", None)
+    for name, kind in _TABLES.items():
+        if not isinstance(table := getattr(lookup, name, None), kind):
+            raise ServingError(
+                f"max.pipelines.lib.PIPELINE_REGISTRY.{name}",
+                expected=f"a {kind.__name__}, as in MAX {TESTED_MAX}",
+                found=type(table).__name__,
+                hint=f'Install "max[serve]{TESTED_MAX}".',
+            )
+    return lookup
+
+
+_TABLES: dict[str, type] = {
+    "architectures": dict,
+    "_architectures_by_task": dict,
+    "_lazy_architectures": dict,
+    "_imported_custom_arch_specs": set,
+}
+
+
+def _replace(architecture: SupportedArchitecture) -> None:
+    """Make way for an architecture, remembering what was there."""
+    lookup = _lookup()
+    key = (architecture.name, architecture.task)
+    eager = lookup._architectures_by_task.get(key)  # noqa: SLF001
+    lazy = pop_lazy_entry(architecture)
+    if known := _REPLACED.get(key):
+        known.lazy.extend(lazy)
+    else:
+        eager = None if eager is architecture else eager
+        _REPLACED[key] = _Replaced(architecture, lazy, eager)
+
+
+def _task_of(entry: LazyEntry) -> object:
     # Which task an entry serves stands nowhere but in the declaration itself.
     module, symbol, package = entry
     return getattr(importlib.import_module(module, package), symbol).task
+
+
+def check_worker(plugins: PluginSet, environ: MutableMapping[str, str]) -> None:
+    """Make sure that a spawned worker has the plugins of the process that spawned it.
+
+    MAX imports AttnQuant in the server and again in its worker. The server leaves what
+    it loaded in its environment, and the worker compares.
+
+    Args:
+        plugins: What this process loaded.
+        environ: The process's environment.
+
+    Raises:
+        PluginError: In a worker that has loaded others, naming the difference.
+    """
+    here = plugins.identities
+    told = environ.get(PLUGIN_SET_VARIABLE)
+    if multiprocessing.parent_process() is None or told is None:
+        environ[PLUGIN_SET_VARIABLE] = "\n".join([plugins.digest, *here])
+        return
+    digest, *there = told.split("\n")
+    if digest == plugins.digest:
+        return
+    raise PluginError(
+        "the plugins of the serving worker",
+        expected=f"those of the server ({digest[:12]}): "
+        + ("; ".join(sorted(set(there) - set(here))) or "none besides"),
+        found=f"others ({plugins.digest[:12]}): "
+        + ("; ".join(sorted(set(here) - set(there))) or "none besides"),
+        hint=f"Both must see the same installation. {plugins.explain()}",
+    )
 
 
 def _import_architecture(supplied: Supplied) -> SupportedArchitecture | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,9 @@ def test_a_loaded_plugin_is_listed(run: Run, home: Path) -> None:
     install(home, "a", supplying("A", "B"), distribution="maker-a", version="2.3")
     done = run("plugins")
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines() == [
-        "plugin  architectures  distribution  state",
-        "a       A, B           maker-a 2.3   loaded",
-    ]
+    header, row = done.out.splitlines()
+    assert header == "plugin  architectures  distribution  state   load"
+    assert re.fullmatch(r"a       A, B           maker-a 2.3   loaded  \d+\.\d ms", row)
 
 
 def test_the_json_holds_every_plugin(run: Run, home: Path) -> None:
@@ -69,7 +69,7 @@ def test_trouble_is_explained_in_one_line_and_exits_with_1(
     done = run("plugins")
     assert (done.code, done.err) == (1, "")
     _header, row, reason = done.out.splitlines()
-    assert row.endswith(state)
+    assert row.partition("attnquant-a 1.0")[2].strip().startswith(state)
     assert reason.startswith("a: ")
 
 
@@ -81,7 +81,7 @@ def test_a_disabled_plugin_is_no_trouble(
     done = run("plugins")
     assert done.code == 0
     assert done.out.splitlines()[1:] == [
-        "a       unknown        attnquant-a 1.0  disabled",
+        "a       unknown        attnquant-a 1.0  disabled  0.0 ms",
         "a: named in ATTNQUANT_DISABLE.",
     ]
 
@@ -100,7 +100,7 @@ def test_a_settled_conflict_is_no_trouble(
     monkeypatch.setenv("ATTNQUANT_PIN", "X=attnquant-b")
     done = run("plugins")
     assert done.code == 0
-    assert [line.split()[-1] for line in done.out.splitlines()[1:3]] == [
+    assert [line.split()[-3] for line in done.out.splitlines()[1:3]] == [
         "disabled",
         "loaded",
     ]
@@ -112,3 +112,28 @@ def test_a_malformed_variable_is_one_line(
 ) -> None:
     monkeypatch.setenv("ATTNQUANT_PIN", "x")
     assert run("plugins").error().startswith("ATTNQUANT_PIN: expected ")
+
+
+def test_what_a_plugin_prints_stays_out_of_the_answer(run: Run, home: Path) -> None:
+    install(home, "a", "print('hello')" + supplying("A"))
+    done = run("plugins", "--json")
+    assert [item["state"] for item in json.loads(done.out)] == ["loaded"]
+    assert done.err == "hello\n"
+
+
+def test_an_allowed_plugin_that_is_not_installed_is_trouble(
+    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(home, "a", supplying("A"))
+    monkeypatch.setenv("ATTNQUANT_PLUGINS", "a,aa")
+    done = run("plugins")
+    assert done.code == 1
+    assert "aa: named in ATTNQUANT_PLUGINS, but no installed distribution" in done.out
+
+
+def test_metadata_that_should_not_be_there_are_named(run: Run, home: Path) -> None:
+    install(home, "a", supplying("A"))
+    (home / "attnquant_a-0.9.dist-info").mkdir()
+    done = run("plugins")
+    assert done.code == 0
+    assert str(home / "attnquant_a-0.9.dist-info") in done.err

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from attnquant.cli.text import format_table
-from attnquant.plugins import Plugin, State, installed_plugins
+from attnquant.plugins import Plugin, installed_plugins
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -28,20 +30,23 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plugins; the exit code tells whether all is well."""
-    found = installed_plugins()
+    # What a plugin prints while it is imported is not part of our answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        found = installed_plugins()
     if options.json:
         print(json.dumps([summary(plugin) for plugin in found.plugins], indent=2))
     elif not found.plugins:
         print(found.explain())
     else:
         rows = [_row(plugin) for plugin in found.plugins]
-        header = ("plugin", "architectures", "distribution", "state")
+        header = ("plugin", "architectures", "distribution", "state", "load")
         print(format_table(header, rows))
         for plugin in found.plugins:
             if plugin.reason:
                 print(f"{plugin.name}: {plugin.reason}")
-    well = {State.LOADED, State.DISABLED}
-    return 0 if all(plugin.state in well for plugin in found.plugins) else 1
+    for problem in found.problems:
+        print(f"{problem.path}: {problem.text}", file=sys.stderr)
+    return 1 if any(plugin.in_trouble for plugin in found.plugins) else 0
 
 
 def summary(plugin: Plugin) -> dict[str, object]:
@@ -58,10 +63,11 @@ def summary(plugin: Plugin) -> dict[str, object]:
     }
 
 
-def _row(plugin: Plugin) -> tuple[str, str, str, str]:
+def _row(plugin: Plugin) -> tuple[str, str, str, str, str]:
     return (
         plugin.name,
         ", ".join(item.name for item in plugin.architectures) or "unknown",
-        f"{plugin.distribution} {plugin.version}",
+        plugin.origin,
         plugin.state.value,
+        f"{plugin.load_seconds * 1000:.1f} ms",
     )
