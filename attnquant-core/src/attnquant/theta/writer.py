@@ -9,15 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 import attnquant
@@ -40,6 +37,7 @@ from attnquant.theta.decompose import (
     kept_names,
     projection_shapes,
 )
+from attnquant.theta.directory import check_target, whole_directory
 from attnquant.theta.dtypes import Array, common_storage_dtype, storage_dtype
 from attnquant.theta.grouping import Grouping
 from attnquant.theta.layout import (
@@ -174,12 +172,18 @@ def write_bundle(
         CheckpointError: If a tensor is not finite or cannot be read, or if the
             bundle cannot be written. Nothing is left under `out` then.
     """
-    _check_target(out, plan.checkpoint.path, overwrite=overwrite)
+    check_target(
+        out,
+        plan.checkpoint.path,
+        overwrite=overwrite,
+        what="a theta bundle",
+        is_one=_is_bundle,
+    )
     if shard_bytes < 1:
         raise SettingError(
             "shard_bytes", expected="a positive number", found=repr(shard_bytes)
         )
-    with _whole_directory(out) as directory:
+    with whole_directory(out, "a bundle") as directory:
         info, size = _write_into(directory, plan, shard_bytes, progress)
     return Written(
         path=out,
@@ -187,29 +191,6 @@ def write_bundle(
         source_bytes=sum(t.nbytes for t in plan.tensors.infos.values()),
         bundle_bytes=size,
     )
-
-
-def _check_target(out: Path, checkpoint: Path, *, overwrite: bool) -> None:
-    if out.exists() and not (overwrite and out.is_dir()):
-        raise SettingError(
-            str(out),
-            expected="a directory that does not exist yet",
-            found="an existing one" if out.is_dir() else "a file",
-            hint="Choose another; --overwrite replaces a directory.",
-        )
-    if checkpoint.resolve().is_relative_to(out.resolve()):
-        raise SettingError(
-            str(out),
-            expected="a directory that does not hold the checkpoint",
-            found=f"{checkpoint} in it",
-        )
-    if out.is_dir() and any(out.iterdir()) and not _is_bundle(out):
-        raise SettingError(
-            str(out),
-            expected="a theta bundle, or an empty directory, to replace",
-            found="a directory of something else",
-            hint="Choose another, or remove it yourself.",
-        )
 
 
 def _is_bundle(directory: Path) -> bool:
@@ -334,47 +315,3 @@ def copy_side_files(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
     if (templates := source / _TEMPLATES).is_dir():
         shutil.copytree(templates, target / _TEMPLATES)
-
-
-@contextmanager
-def _whole_directory(out: Path) -> Iterator[Path]:
-    """Give a hidden sibling to write into; put it in place if all went well."""
-    # Not a link to it, which could be neither renamed away nor removed as a tree.
-    target = out.resolve()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        hidden = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise _unwritable(out, error) from error
-    try:
-        yield hidden
-        hidden.chmod(0o755)
-        if target.exists():
-            _replace_directory(target, hidden)
-        else:
-            hidden.rename(target)
-    except (OSError, SafetensorError) as error:
-        raise _unwritable(out, error) from error
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _replace_directory(target: Path, new: Path) -> None:
-    # os.replace cannot replace a directory that is not empty.
-    old = new.with_name(new.name + ".old")
-    target.rename(old)
-    try:
-        new.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)
-
-
-def _unwritable(out: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        str(out),
-        expected="to write a bundle here",
-        found=str(error),
-        hint="Nothing was left behind; free some space or choose another place.",
-    )
