@@ -10,11 +10,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import attnquant
-from attnquant.cli import decompose, inspect, plugins
+from attnquant.cli import (
+    calibrate,
+    decompose,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    plugins,
+)
 from attnquant.errors import AttnQuantError
 from attnquant.settings import warn_unknown_variables
 
-COMMANDS = (decompose, inspect, plugins)
+COMMANDS = (calibrate, decompose, doctor, evaluate, export, inspect, plugins)
 
 
 def build_parser() -> argparse.ArgumentParser:

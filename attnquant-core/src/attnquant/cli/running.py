@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -114,6 +115,8 @@ def progress_bar(what: str, windows: Windows) -> Iterator[Progress]:
 
 @contextmanager
 def _max_at_hand() -> Iterator[None]:
+    # transformers, which MAX imports, would advise to install PyTorch.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         yield
     except ModuleNotFoundError as error:

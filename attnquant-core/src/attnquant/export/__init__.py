@@ -1,0 +1,1 @@
+"""Theta bundles as what other software reads: plain checkpoints, PEFT adapters."""
