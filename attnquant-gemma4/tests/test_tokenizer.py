@@ -1,11 +1,11 @@
-"""The tokenizer makes requests of text, and refuses images before the model does."""
+"""The tokenizer makes what a batch is made of, and refuses images on a CPU."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from max.pipelines.context import TextContext
+from max.pipelines.architectures.gemma4.context import Gemma4Context
 from max.pipelines.context.exceptions import InputError
 from max.pipelines.context.sampling_params import SamplingParams
 from max.pipelines.lib import PipelineConfig
@@ -40,11 +40,12 @@ def request(**fields: object) -> TextGenerationRequest:
     )
 
 
-def test_a_prompt_becomes_a_context_of_text(
+def test_a_prompt_becomes_a_context_without_images(
     tokenizer: AttnQuantGemma4Tokenizer,
 ) -> None:
     context = asyncio.run(tokenizer.new_context(request(prompt="The capital")))
-    assert type(context) is TextContext
+    assert type(context) is Gemma4Context
+    assert not context.images
     tokens = context.tokens.all.tolist()
     assert tokens == tokenizer.delegate.encode("The capital")
     assert tokens[0] == BOS
@@ -57,7 +58,7 @@ def test_an_image_is_refused_with_what_to_do_instead(
 ) -> None:
     content = [{"type": "text", "text": "What is this?"}, {"type": "image"}]
     asked = request(messages=[{"role": "user", "content": content}], images=[b"x"])
-    with pytest.raises(InputError, match="images and videos are not supported"):
+    with pytest.raises(InputError, match="runs on a GPU only"):
         asyncio.run(tokenizer.new_context(asked))
 
 

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from max.graph.weights import WeightsFormat
-from max.pipelines.architectures.gemma3.batch_processor import Gemma3BatchProcessor
-from max.pipelines.context import TextContext
-from max.pipelines.kv_cache.memory_planner import PagedMemoryPlanner
-from max.pipelines.lib import SupportedArchitecture
-from max.pipelines.modeling.types import PipelineTask
+from max.pipelines.architectures.gemma4.batch_processor import Gemma4BatchProcessor
+from max.pipelines.architectures.gemma4.context import Gemma4Context
+from max.pipelines.architectures.gemma4.memory_planner import Gemma4MemoryPlanner
+from max.pipelines.lib import PipelineConfig, SupportedArchitecture
+from max.pipelines.modeling.types import InputModality, PipelineTask
 
 from attnquant.serving.encodings import with_flags
 from attnquant_gemma4.model import AttnQuantGemma4Model
-from attnquant_gemma4.model_config import AttnQuantGemma4Config
+from attnquant_gemma4.model_config import AttnQuantGemma4Config, serves_images
 from attnquant_gemma4.plugin import ARCHITECTURE, UNIFIED_ARCHITECTURE
 from attnquant_gemma4.tokenizer import AttnQuantGemma4Tokenizer
 from attnquant_gemma4.weight_adapters import convert_safetensor_state_dict
 
 
-class _BatchProcessor(Gemma3BatchProcessor):
-    """MAX's, without the signal buffers that one device does not need."""
+class _MemoryPlanner(Gemma4MemoryPlanner):
+    """MAX's, which reserves for what is there: signals never, images where served."""
 
-    _include_signal_buffers = False
+    _always_signal_buffers = False
+
+    def estimate_activation_memory(
+        self, pipeline_config: PipelineConfig, huggingface_config: Any
+    ) -> int:
+        """Return the bytes that encoding images may take beside weights and caches."""
+        if not serves_images(huggingface_config, pipeline_config.model):
+            return 0
+        return super().estimate_activation_memory(pipeline_config, huggingface_config)
 
 
 gemma4_attnquant_arch = SupportedArchitecture(
@@ -31,18 +40,18 @@ gemma4_attnquant_arch = SupportedArchitecture(
     default_encoding=AttnQuantGemma4Config.DEFAULT_ENCODING,
     supported_encodings=with_flags(AttnQuantGemma4Config.SUPPORTED_ENCODINGS),
     pipeline_model=AttnQuantGemma4Model,
-    batching=_BatchProcessor,
+    batching=Gemma4BatchProcessor,
     task=PipelineTask.TEXT_GENERATION,
     tokenizer=AttnQuantGemma4Tokenizer,
-    context_type=TextContext,
+    context_type=Gemma4Context,
+    input_modalities={InputModality.TEXT, InputModality.IMAGE, InputModality.VIDEO},
     default_weights_format=WeightsFormat.safetensors,
     multi_gpu_supported=False,
     weight_adapters={WeightsFormat.safetensors: convert_safetensor_state_dict},
     config=AttnQuantGemma4Config,
     tool_parser="gemma4",
     reasoning_parser="gemma4",
-    # One device allocates no signal buffers, so none are reserved for.
-    memory_planner=PagedMemoryPlanner.with_activation_reservation(0),
+    memory_planner=_MemoryPlanner,
     supports_overlap_scheduler=False,
     supports_device_graph_capture=False,
 )
@@ -51,4 +60,6 @@ gemma4_unified_attnquant_arch = dataclasses.replace(
     gemma4_attnquant_arch,
     name=UNIFIED_ARCHITECTURE,
     example_repo_ids=["google/gemma-4-12B-it"],
+    # Its images go through an embedder that MAX does not have.
+    input_modalities={InputModality.TEXT},
 )

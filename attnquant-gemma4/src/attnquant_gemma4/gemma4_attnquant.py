@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import Any
+
+from max.graph import TensorValue, Value
 from max.nn.layer import Module
 from max.pipelines.architectures.gemma4.layers.rms_norm import Gemma4RMSNorm
+from max.pipelines.lib.interfaces.batch_processor import vision_merge_inputs
+from max.pipelines.lib.vlm_utils import merge_multimodal_embeddings
 
 from attnquant.hookspecs import AttentionFactory
 from attnquant.serving.decoder import AttnQuantDecoder, AttnQuantTextModel
@@ -16,7 +22,11 @@ from attnquant_gemma4.model_config import AttnQuantGemma4Config
 
 
 class AttnQuantGemma4(AttnQuantDecoder):
-    """Scaled embeddings, Gemma 4's layers, and a norm of its kind."""
+    """Scaled embeddings, Gemma 4's layers, and a norm of its kind.
+
+    As in MAX's, embeddings of images are inputs always: a batch of text has none. So
+    there is one graph whether images are served or not.
+    """
 
     def __init__(
         self, config: AttnQuantGemma4Config, build_attention: AttentionFactory
@@ -29,6 +39,51 @@ class AttnQuantGemma4(AttnQuantDecoder):
             embed_scale=config.hidden_size**0.5,
         )
         super().__init__(config, text_model)
+        self.image_rows = vision_merge_inputs(
+            config.devices,
+            config.dtype,
+            config.hidden_size,
+            rows_dim="num_image_tokens",
+        )
+
+    def input_tree(self) -> OrderedDict[str, object]:
+        """Name the graph's inputs, in the order of MAX's batches for Gemma 4."""
+        inputs = super().input_tree()
+        inputs["vision"] = self.image_rows
+        inputs.move_to_end("kv")
+        return inputs
+
+    def __call__(  # type: ignore[override]
+        self,
+        tokens: Value[Any],
+        return_n_logits: Value[Any],
+        input_row_offsets: Value[Any],
+        image_embeddings: Value[Any],
+        image_token_indices: Value[Any],
+        *kv_inputs: Value[Any],
+    ) -> tuple[TensorValue, ...]:
+        """Take the inputs of `input_tree`; return logits.
+
+        Args:
+            tokens: Ragged token ids ``[tokens]``.
+            return_n_logits: How many logits a sequence gets.
+            input_row_offsets: Where each sequence begins, ``[batch + 1]``.
+            image_embeddings: What takes the place of placeholders' embeddings,
+                ``[rows, hidden]``.
+            image_token_indices: Which positions of ``tokens`` those are, ``[rows]``.
+            kv_inputs: The caches.
+        """
+        x = merge_multimodal_embeddings(
+            self.language_model.embed(tokens.tensor),
+            image_embeddings.tensor,
+            image_token_indices.tensor,
+        )
+        return self.language_model.decode(
+            x,
+            self.caches(kv_inputs),
+            return_n_logits.tensor,
+            input_row_offsets.tensor,
+        )
 
 
 def _layers(

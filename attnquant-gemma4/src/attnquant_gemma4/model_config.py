@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from max.dtype import DType
 from max.pipelines.architectures.gemma4.model_config import (
+    Gemma4ForConditionalGenerationConfig,
     Gemma4TextConfig,
     Gemma4VisionConfig,
 )
@@ -23,6 +24,7 @@ from attnquant_gemma4.plugin import (
     FULL,
     attnquant_prefix_map,
     check_supported,
+    check_vision,
 )
 
 # Fields that MAX reads and that the config of the unified line does not have.
@@ -106,6 +108,11 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
         )
         config.apply_settings(settings_of(decoder, config.num_hidden_layers))
         check_device(config)
+        if serves_images(huggingface_config, pipeline_config.model):
+            check_vision(huggingface_config.vision_config.to_dict())
+            config.vision_config = Gemma4VisionConfig.initialize_from_config(
+                huggingface_config.vision_config
+            )
         return config
 
     @classmethod
@@ -115,6 +122,30 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
         """Return the longest sequence, by the decoder's config."""
         return super().calculate_max_seq_len(
             decoder_config(huggingface_config), model_config
+        )
+
+    @classmethod
+    def estimate_vision_cache_entry_bytes(cls, huggingface_config: Any) -> int:
+        """Return what MAX reserves for one encoded image; 0 without a vision tower.
+
+        MAX asks before it says for which device, so on a CPU, where no image is
+        encoded, it reserves as well.
+        """
+        if not has_vision_tower(huggingface_config):
+            return 0
+        return Gemma4ForConditionalGenerationConfig.estimate_vision_cache_entry_bytes(
+            huggingface_config
+        )
+
+    @classmethod
+    def get_vision_cache_row_spec(
+        cls, huggingface_config: Any
+    ) -> tuple[int, DType] | None:
+        """Return width and dtype of an encoded image's rows; None without a tower."""
+        if not has_vision_tower(huggingface_config):
+            return None
+        return Gemma4ForConditionalGenerationConfig.get_vision_cache_row_spec(
+            huggingface_config
         )
 
     def head_dims(self, layer: int) -> tuple[int, int]:
@@ -144,6 +175,31 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
         if not self.has_v_proj(layer):
             del dims["v_proj"]
         return dims
+
+
+def has_vision_tower(huggingface_config: Any) -> bool:
+    """Return whether a config describes a vision tower that MAX's vision graph is of.
+
+    The unified line has another encoder, which MAX does not have.
+    """
+    unified = "unified" in str(getattr(huggingface_config, "model_type", None))
+    return (
+        not unified and getattr(huggingface_config, "vision_config", None) is not None
+    )
+
+
+def serves_images(huggingface_config: Any, model_config: MAXModelConfig) -> bool:
+    """Return whether MAX's vision graph is served beside the decoder.
+
+    Its attention is a kernel for GPUs (`flash_attention_ragged_gpu`), with no other
+    for CPUs.
+
+    Args:
+        huggingface_config: The wrapper's; the decoder's has no vision tower.
+        model_config: MAX's, which says on which device the model runs.
+    """
+    on_gpu = all(spec.device_type == "gpu" for spec in model_config.device_specs)
+    return on_gpu and has_vision_tower(huggingface_config)
 
 
 def decoder_config(huggingface_config: Any) -> Any:

@@ -23,9 +23,11 @@ UNIFIED_ARCHITECTURE = "Gemma4UnifiedForConditionalGeneration"
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
+VISION = ("vision_tower.", "embed_vision.")
+"""Canonical prefixes of what encodes images, in MAX's own vision graph."""
+
 TOWERS = (
-    "vision_tower.",
-    "embed_vision.",
+    *VISION,
     "vision_embedder.",
     "audio_tower.",
     "embed_audio.",
@@ -182,6 +184,19 @@ def check_supported(config: Mapping[str, Any]) -> None:
         field = f"rope_parameters.{kind}"
         _allow(f"{field}.rope_type", found.get("rope_type", rope_type), rope_type)
         _allow(f"{field}.factor", found.get("factor"), None, 1)
+
+
+def check_vision(config: Mapping[str, Any]) -> None:
+    """Refuse a vision tower that MAX's vision graph would compute wrongly.
+
+    Args:
+        config: The tower's part of `config.json`.
+
+    Raises:
+        CheckpointError: Naming the field.
+    """
+    for name in ("attention_bias", "use_clipped_linears"):
+        _allow(f"vision_config.{name}", config.get(name), 0, None)
 
 
 def _allow(field: str, found: object, *values: object) -> None:

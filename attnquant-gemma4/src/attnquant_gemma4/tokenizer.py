@@ -1,40 +1,42 @@
-"""Gemma 4's tokenizer for text alone."""
+"""Gemma 4's tokenizer, which refuses images where nothing could encode them."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from typing import Any
 
+from max.pipelines.architectures.gemma4.context import Gemma4Context
 from max.pipelines.architectures.gemma4.tokenizer import Gemma4Tokenizer
-from max.pipelines.context import TextContext
 from max.pipelines.context.exceptions import InputError
+from max.pipelines.lib import PipelineConfig
 from max.pipelines.modeling.types import TextGenerationRequest
+
+from attnquant_gemma4.model_config import serves_images
 
 
 class AttnQuantGemma4Tokenizer(Gemma4Tokenizer):
-    """MAX's Gemma 4 tokenizer, whose requests are text or are refused."""
+    """MAX's Gemma 4 tokenizer; without a vision encoder, requests are text."""
 
-    async def new_context(  # type: ignore[override]
-        self, request: TextGenerationRequest
-    ) -> TextContext:
+    def __init__(
+        self, model_path: str, pipeline_config: PipelineConfig, **options: Any
+    ) -> None:
+        """Load the tokenizer as MAX does, and note whether images are served."""
+        super().__init__(model_path, pipeline_config, **options)
+        self._serves_images = serves_images(
+            pipeline_config.model.huggingface_config, pipeline_config.model
+        )
+
+    async def new_context(self, request: TextGenerationRequest) -> Gemma4Context:
         """Tokenize a request.
 
         Raises:
-            InputError: If it holds images or videos; the server answers with it.
+            InputError: If it holds images or videos that nothing here can encode; the
+                server answers with it.
         """
-        if request.images or request.videos:
+        if (request.images or request.videos) and not self._serves_images:
             msg = (
-                "This model is served by AttnQuant, which serves Gemma 4's text only:"
-                " images and videos are not supported. Send text, or serve the"
-                " original checkpoint without --custom-architectures attnquant."
+                "Images and videos are not supported here: AttnQuant serves them with"
+                " MAX's own vision encoder, which runs on a GPU only and needs a"
+                " checkpoint with a vision tower. Send text."
             )
             raise InputError(msg)
-        context = await super().new_context(request)
-        # Without the fields for images, which the pipeline would look for an image
-        # encoder for.
-        return TextContext(
-            **{
-                field.name: getattr(context, field.name)
-                for field in fields(TextContext)
-                if field.init
-            }
-        )
+        return await super().new_context(request)

@@ -1,0 +1,265 @@
+"""Prompts with images: what encodes them, and what the decoder makes of the encodings.
+
+MAX's vision graph has no CPU kernels, so here the embeddings that transformers gives
+take its place; everything around it, from the image's bytes to the logits, is what a
+GPU would run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from max.driver import CPU, Buffer
+from max.dtype import DType
+from max.graph import DeviceRef
+from max.graph.weights import load_weights
+from max.pipelines.architectures.gemma4.batch_vision_inputs import (
+    VisionRawInputs,
+    pack_uncached_images,
+)
+from max.pipelines.architectures.gemma4.model_config import Gemma4VisionConfig
+from max.pipelines.architectures.gemma4.tokenizer import Gemma4Tokenizer
+from max.pipelines.architectures.gemma4.vision_model.vision_model import (
+    Gemma4VisionModel,
+)
+from max.pipelines.lib.vision_encoder_cache import VisionEncodeResult
+from safetensors.numpy import load_file
+from transformers import AutoConfig
+
+from attnquant.errors import CheckpointError
+from attnquant.serving.arrays import to_array
+from attnquant.testing.checkpoints import read_checkpoint
+from attnquant.testing.in_process import Generated, InProcessModel
+from attnquant.testing.metrics import compare_logits
+from attnquant.testing.parity import GREEDY_STEPS, LIMIT, make_bundle, serving
+from attnquant_gemma4.model import AttnQuantGemma4Model
+from attnquant_gemma4.model_config import has_vision_tower, serves_images
+from attnquant_gemma4.plugin import check_vision
+from attnquant_gemma4.weight_adapters import vision_weights
+from gemma4_support import vision
+from gemma4_support.golden import Setting
+from gemma4_support.tiny import write_tiny_checkpoint
+
+SHARED: Final = Setting("g4-r4-all", 4, 4)
+PROMPTS: Final = {"image": [6], "images": [12, 6]}
+TEXT: Final = [2, 100, 90, 80]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    return vision.write_multimodal_checkpoint(root / "tiny")
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path) -> Path:
+    return make_bundle(checkpoint, SHARED, checkpoint.parent / "bundle")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, npt.NDArray[Any]]:
+    with np.load(Path(__file__).parent / "golden" / "images.npz") as file:
+        return dict(file)
+
+
+# --- the decoder -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(
+    bundle: Path, recorded: dict[str, npt.NDArray[Any]]
+) -> Iterator[InProcessModel]:
+    """Serve the bundle, with recorded embeddings in the place of the vision graph.
+
+    The graph is that of text alone: nothing more is compiled.
+    """
+    encoded = {size: recorded[f"features/{size}"] for size in vision.SIZES}
+
+    def pack(self: Any, selection: Any, devices: Any) -> VisionRawInputs | None:
+        del self
+        return pack_uncached_images(selection, devices, vision.POOL, DType.float32)
+
+    def encode(
+        self: Any, selection: Any, devices: Any, packed: VisionRawInputs
+    ) -> VisionEncodeResult:
+        del self, devices
+        sizes = [i.end_idx - i.start_idx for _, images in selection for i in images]
+        parts = [vision.patches(size) for size in sizes]
+        # What the vision graph would be fed: all patches, one image after the other.
+        for found, expected in (
+            (packed.patches_flat, [values for values, _ in parts]),
+            (packed.pixel_position_ids, [grid for _, grid in parts]),
+            (packed.cu_seqlens, [np.cumsum([0, *(len(v) for v, _ in parts)])]),
+        ):
+            np.testing.assert_allclose(
+                found[0].to_numpy(), np.concatenate(expected), rtol=1e-6
+            )
+        rows = np.concatenate([encoded[size] for size in sizes])
+        return VisionEncodeResult(embeddings=[Buffer.from_numpy(rows).to(CPU())])
+
+    with pytest.MonkeyPatch.context() as patch, serving(bundle, "gemm") as served:
+        patch.setattr(AttnQuantGemma4Model, "pack_vision_inputs", pack)
+        patch.setattr(AttnQuantGemma4Model, "vision_execute", encode)
+        # MAX's own, which does not refuse images on a CPU.
+        config = served.pipeline.pipeline_config
+        served.tokenizer = Gemma4Tokenizer(str(bundle), config, max_length=1024)
+        yield served
+
+
+def run(model: InProcessModel, *prompts: tuple[Sequence[int], list[int]]) -> Any:
+    """Continue prompts, each token ids and its images' soft tokens, in one batch."""
+    return model.run(
+        [
+            model.context(
+                GREEDY_STEPS,
+                prompt=[int(token) for token in tokens],
+                images=[vision.png(size) for size in sizes],
+            )
+            for tokens, sizes in prompts
+        ]
+    )
+
+
+def check(name: str, expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> None:
+    apart = compare_logits(expected, found)
+    print(f"{name}: cosine distance {apart.cosine_distance:.1e}, KL {apart.kl:.1e}")
+    assert max(apart) < LIMIT
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_images_are_continued_as_by_transformers(
+    model: InProcessModel, recorded: dict[str, npt.NDArray[Any]], prompt: str
+) -> None:
+    at = f"{SHARED.name}/{prompt}"
+    tokens = recorded[f"{at}/tokens"]
+    (found,) = run(model, (tokens, PROMPTS[prompt]))
+    check(prompt, recorded[f"{at}/logits"], found.logits[:1])
+    assert found.tokens == recorded[f"{at}/greedy"].tolist()
+    # And the image matters: as text, the same ids give something else.
+    (as_text,) = model.run([without_images(model, tokens)])
+    assert compare_logits(found.logits[:1], as_text.logits[:1]).kl > 1e3 * LIMIT
+
+
+def without_images(model: InProcessModel, tokens: npt.NDArray[Any]) -> Any:
+    # The placeholder's own id is refused without an image; <pad> is no placeholder.
+    ids = np.where(tokens == vision.IMAGE, 0, tokens)
+    return model.context(GREEDY_STEPS, prompt=ids.tolist())
+
+
+def test_images_and_text_in_a_batch_give_what_each_gives_alone(
+    model: InProcessModel, recorded: dict[str, npt.NDArray[Any]]
+) -> None:
+    prompts: list[tuple[Sequence[int], list[int]]] = [
+        (recorded[f"{SHARED.name}/images/tokens"].tolist(), [12, 6]),
+        (TEXT, []),
+        (recorded[f"{SHARED.name}/image/tokens"].tolist(), [6]),
+    ]
+    alone: list[Generated] = [run(model, prompt)[0] for prompt in prompts]
+    for one, batched in zip(alone, run(model, *prompts), strict=True):
+        assert one.tokens == batched.tokens
+        check("in a batch", one.logits, batched.logits)
+
+
+def test_a_chat_about_an_image_has_a_placeholder_for_each_soft_token(
+    model: InProcessModel,
+) -> None:
+    content = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+    context = model.context(
+        1,
+        messages=[{"role": "user", "content": content}],
+        images=[vision.png(12)],
+    )
+    tokens = context.tokens.all.tolist()
+    placeholders = vision.placeholders(12)
+    start = tokens.index(vision.BEGIN)
+    assert tokens[start : start + len(placeholders)] == placeholders
+    assert tokens.count(vision.IMAGE) == 12
+
+
+# --- the vision graph's weights --------------------------------------------------
+
+
+@pytest.mark.parametrize("bundled", [False, True])
+def test_the_vision_graph_gets_the_towers_tensors_untouched(
+    checkpoint: Path, bundle: Path, *, bundled: bool
+) -> None:
+    path = bundle if bundled else checkpoint
+    weights = vision_weights(
+        load_weights(sorted(path.glob("*.safetensors"))), DType.float32
+    )
+    graph = vision_graph(checkpoint)
+    assert weights.keys() == graph.raw_state_dict().keys()
+    graph.load_state_dict(weights, weight_alignment=1, strict=True)
+    original = load_file(checkpoint / "model.safetensors")
+    for name, weight in weights.items():
+        linear = name.removesuffix(".weight") + ".linear.weight"
+        source = next(
+            f"model.{prefix}{candidate}"
+            for prefix in ("vision_tower.", "")
+            for candidate in (name, linear)
+            if f"model.{prefix}{candidate}" in original
+        )
+        np.testing.assert_array_equal(to_array(weight), original[source])
+    towers = [n for n in original if "vision_tower" in n or "embed_vision" in n]
+    assert len(weights) == len(towers)
+
+
+def vision_graph(checkpoint: Path) -> Gemma4VisionModel:
+    """Return MAX's module for a tower, which this much can be done with on a CPU."""
+    config = AutoConfig.from_pretrained(checkpoint)
+    found: Any = type("Config", (), {})()
+    found.devices = [DeviceRef.CPU()]
+    found.unquantized_dtype = DType.float32
+    found.text_config = config.text_config
+    found.vision_config = Gemma4VisionConfig.initialize_from_config(
+        config.vision_config
+    )
+    return Gemma4VisionModel(found, DeviceRef.CPU())
+
+
+def test_a_bundle_keeps_what_prepares_images(checkpoint: Path, bundle: Path) -> None:
+    name = "processor_config.json"
+    assert (bundle / name).read_bytes() == (checkpoint / name).read_bytes()
+    for path in (checkpoint, bundle):
+        assert read_checkpoint(path)[1]["vision_config"] == vision.VISION_CONFIG
+
+
+# --- where images are served -----------------------------------------------------
+
+
+class _Spec:
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+
+
+class _ModelConfig:
+    def __init__(self, device_type: str) -> None:
+        self.device_specs = [_Spec(device_type)]
+
+
+def test_images_are_served_on_gpus_from_checkpoints_with_a_tower(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    text = AutoConfig.from_pretrained(write_tiny_checkpoint(tmp_path / "text"))
+    both = AutoConfig.from_pretrained(checkpoint)
+    gpu: Any = _ModelConfig("gpu")
+    cpu: Any = _ModelConfig("cpu")
+    assert serves_images(both, gpu)
+    assert not serves_images(both, cpu)
+    assert not serves_images(text, gpu)
+    # The unified line has a vision config too, of an encoder that MAX does not have.
+    both.model_type = "gemma4_unified"
+    assert not has_vision_tower(both)
+
+
+@pytest.mark.parametrize("field", ["use_clipped_linears", "attention_bias"])
+def test_a_tower_that_max_does_not_compute_is_refused(field: str) -> None:
+    check_vision(vision.VISION_CONFIG)
+    with pytest.raises(CheckpointError, match=f"vision_config.{field}") as refused:
+        check_vision(vision.VISION_CONFIG | {field: True})
+    assert refused.value.found == "True"
