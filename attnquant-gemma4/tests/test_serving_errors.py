@@ -86,10 +86,48 @@ def test_a_window_too_narrow_for_a_cpu_is_refused(checkpoint: Path) -> None:
     assert (error.expected, error.found) == ("at least 128 on a CPU", "64")
 
 
+EXPERTS: Final = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 48,
+}
+
+
 def test_experts_with_another_activation_are_refused(checkpoint: Path) -> None:
-    edit_config(checkpoint, enable_moe_block=True, hidden_activation="silu")
+    edit_config(checkpoint, **EXPERTS, hidden_activation="silu")
     error = refusal(checkpoint, ServingError)
     assert error.subject == "config.json: hidden_activation"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_experts", None), ("moe_intermediate_size", 0), ("top_k_experts", 5)],
+)
+def test_experts_without_their_numbers_are_refused(
+    checkpoint: Path, field: str, value: object
+) -> None:
+    edit_config(checkpoint, **EXPERTS | {field: value})
+    error = refusal(checkpoint, CheckpointError)
+    assert error.subject == f"config.json: {field}"
+    assert error.found == repr(value)
+
+
+def test_a_kind_of_layer_that_gemma_4_does_not_have_is_refused(
+    checkpoint: Path,
+) -> None:
+    kinds = ["sliding_attention", "chunked_attention", *["full_attention"] * 4]
+    edit_config(checkpoint, layer_types=kinds)
+    error = refusal(checkpoint, CheckpointError)
+    assert error.subject == "config.json: layer_types[1]"
+    assert error.found == "'chunked_attention'"
+
+
+def test_fewer_kinds_than_layers_are_refused(checkpoint: Path) -> None:
+    edit_config(checkpoint, layer_types=["full_attention"] * 5)
+    # By transformers, which MAX reads the config with before it asks any plugin.
+    with pytest.raises(Exception, match=r"\(6\) must be equal .* `layer_types` \(5\)"):
+        InProcessModel(checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from max.pipelines.architectures.gemma4.model_config import (
 from max.pipelines.lib import MAXModelConfig, PipelineConfig
 from max.pipelines.modeling.config_enums import SupportedEncoding
 
-from attnquant.errors import ServingError
+from attnquant.errors import CheckpointError, ServingError
 from attnquant.serving.device import check_device
 from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
 from attnquant.theta.checkpoint import BUNDLE_KEY
@@ -25,6 +25,7 @@ from attnquant_gemma4.plugin import (
     attnquant_prefix_map,
     check_supported,
     check_vision,
+    layer_types,
 )
 
 # Fields that MAX reads and that the config of the unified line does not have.
@@ -100,7 +101,6 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
             ServingError: If the device does.
         """
         decoder = decoder_config(huggingface_config)
-        _check_experts(decoder)
         # MAX's passes sentinels for `rope_theta` and `rope_scaling`, of which there
         # is one for each kind of layer.
         config = super().initialize_from_config(
@@ -219,17 +219,38 @@ def decoder_config(huggingface_config: Any) -> Any:
         if (block := getattr(huggingface_config, BUNDLE_KEY, None)) is not None:
             setattr(decoder, BUNDLE_KEY, block)
     check_supported(decoder.to_dict())
+    layer_types(decoder.to_dict())
     for name, value in _NOT_IN_UNIFIED.items():
         if not hasattr(decoder, name):
             setattr(decoder, name, value)
     if not decoder.attention_k_eq_v:
         # As in transformers; MAX reads the field in any case.
         decoder.num_global_key_value_heads = None
+    _check_experts(decoder)
     return decoder
 
 
 def _check_experts(decoder: Any) -> None:
-    if decoder.enable_moe_block and decoder.hidden_activation != "gelu_pytorch_tanh":
+    if not decoder.enable_moe_block:
+        return
+    counts = {
+        name: getattr(decoder, name)
+        for name in ("num_experts", "top_k_experts", "moe_intermediate_size")
+    }
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise CheckpointError(
+                f"config.json: {name}",
+                expected="a positive number, since enable_moe_block is set",
+                found=repr(count),
+            )
+    if counts["top_k_experts"] > counts["num_experts"]:
+        raise CheckpointError(
+            "config.json: top_k_experts",
+            expected=f"at most num_experts, {counts['num_experts']}",
+            found=str(counts["top_k_experts"]),
+        )
+    if decoder.hidden_activation != "gelu_pytorch_tanh":
         raise ServingError(
             "config.json: hidden_activation",
             expected="gelu_pytorch_tanh, which MAX's experts compute",
