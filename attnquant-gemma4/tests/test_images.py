@@ -211,6 +211,10 @@ def test_the_vision_graph_gets_the_towers_tensors_untouched(
 
 def vision_graph(checkpoint: Path) -> Gemma4VisionModel:
     """Return MAX's module for a tower, which this much can be done with on a CPU."""
+    return Gemma4VisionModel(graph_config(checkpoint), DeviceRef.CPU())
+
+
+def graph_config(checkpoint: Path) -> Any:
     config = AutoConfig.from_pretrained(checkpoint)
     found: Any = type("Config", (), {})()
     found.devices = [DeviceRef.CPU()]
@@ -219,7 +223,23 @@ def vision_graph(checkpoint: Path) -> Gemma4VisionModel:
     found.vision_config = Gemma4VisionConfig.initialize_from_config(
         config.vision_config
     )
-    return Gemma4VisionModel(found, DeviceRef.CPU())
+    return found
+
+
+def test_a_tower_without_one_of_its_tensors_is_refused(checkpoint: Path) -> None:
+    weights = vision_weights(
+        load_weights([checkpoint / "model.safetensors"]), DType.float32
+    )
+    del weights["encoder.layers.1.self_attn.k_norm.weight"]
+    # As far as MAX has come when it makes the graph, and no compiled model.
+    model = object.__new__(AttnQuantGemma4Model)
+    model.devices = [CPU()]
+    with pytest.raises(
+        CheckpointError, match=r"layers\.1\.self_attn\.k_norm"
+    ) as refused:
+        model._vision_spec(graph_config(checkpoint), weights)
+    assert refused.value.subject == "the vision tower"
+    assert "set vision_config to null" in str(refused.value)
 
 
 def test_a_bundle_keeps_what_prepares_images(checkpoint: Path, bundle: Path) -> None:
