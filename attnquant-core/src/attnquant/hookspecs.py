@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
-from attnquant.theta.grouping import Group
+from attnquant.theta.grouping import UNNAMED, Group, Grouping, NoBase, uniform
 from attnquant.theta.prefix_map import PrefixMap
 
 if TYPE_CHECKING:
@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from max.nn.kv_cache import KVCacheParamInterface
     from max.nn.layer import Module
     from max.pipelines.lib import KVCacheConfig, PipelineConfig
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "PLUGIN_API_VERSION",
+    "UNNAMED",
+    "Architecture",
+    "AttentionFactory",
+    "Group",
+    "Grouping",
+    "NoBase",
+    "PrefixMap",
+    "hookimpl",
+    "hookspec",
+    "uniform",
+]
 
 ENTRY_POINT_GROUP = "attnquant.models"
 PLUGIN_API_VERSION = 1

@@ -31,8 +31,12 @@ class DecoderConfig(Protocol):
     final_logit_softcapping: float | None
     tie_word_embeddings: bool
     return_logits: ReturnLogits
-    kv_params: KVCacheParamInterface
     formulation: str
+
+    @property
+    def kv_params(self) -> KVCacheParamInterface:
+        """The layout of the cache."""
+        ...
 
     @property
     def layer_types(self) -> Sequence[str]:

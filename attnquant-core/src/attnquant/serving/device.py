@@ -20,7 +20,11 @@ class DeviceConfig(Protocol):
     devices: list[DeviceRef]
     dtype: DType
     quantization_encoding: SupportedEncoding | None
-    sliding_window: int
+
+    @property
+    def sliding_window(self) -> int | None:
+        """How far back a sliding layer sees; None without such layers."""
+        ...
 
 
 def check_device(config: DeviceConfig) -> None:
@@ -42,10 +46,11 @@ def check_device(config: DeviceConfig) -> None:
             found=str(config.quantization_encoding),
             hint="Add `--quantization-encoding float32`.",
         )
-    if config.sliding_window < MIN_CPU_WINDOW:
+    window = config.sliding_window
+    if window is not None and window < MIN_CPU_WINDOW:
         raise ServingError(
             "config.json: sliding_window",
             expected=f"at least {MIN_CPU_WINDOW} on a CPU",
-            found=str(config.sliding_window),
+            found=str(window),
             hint="MAX cannot compile narrower windows for CPUs; a GPU can serve it.",
         )
