@@ -18,11 +18,12 @@ from attnquant.cli import (
     export,
     inspect,
     plugins,
+    report,
 )
 from attnquant.errors import AttnQuantError
 from attnquant.settings import warn_unknown_variables
 
-COMMANDS = (calibrate, decompose, doctor, evaluate, export, inspect, plugins)
+COMMANDS = (calibrate, decompose, doctor, evaluate, export, inspect, plugins, report)
 
 
 def build_parser() -> argparse.ArgumentParser:

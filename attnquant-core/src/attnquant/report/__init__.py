@@ -1,0 +1,1 @@
+"""Bundles as a page to look at: what was shared, what it cost, and where."""
