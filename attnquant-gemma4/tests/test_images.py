@@ -7,7 +7,8 @@ GPU would run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from transformers import AutoConfig
 from attnquant.errors import CheckpointError
 from attnquant.serving.arrays import to_array
 from attnquant.testing.checkpoints import read_checkpoint
-from attnquant.testing.in_process import Generated, InProcessModel
+from attnquant.testing.in_process import InProcessModel
 from attnquant.testing.metrics import compare_logits
 from attnquant.testing.parity import GREEDY_STEPS, LIMIT, make_bundle, serving
 from attnquant_gemma4.model import AttnQuantGemma4Model
@@ -111,17 +112,15 @@ def model(
         yield served
 
 
-def run(model: InProcessModel, *prompts: tuple[Sequence[int], list[int]]) -> Any:
-    """Continue prompts, each token ids and its images' soft tokens, in one batch."""
-    return model.run(
-        [
-            model.context(
-                GREEDY_STEPS,
-                prompt=[int(token) for token in tokens],
-                images=[vision.png(size) for size in sizes],
-            )
-            for tokens, sizes in prompts
-        ]
+def context(
+    model: InProcessModel, recorded: dict[str, npt.NDArray[Any]], prompt: str
+) -> Any:
+    """Return MAX's context of a recorded prompt: messages, and images as bytes."""
+    content = json.loads(str(recorded[f"{prompt}/content"]))
+    return model.context(
+        GREEDY_STEPS,
+        messages=[{"role": "user", "content": content}],
+        images=[vision.png(size) for size in PROMPTS[prompt]],
     )
 
 
@@ -135,50 +134,33 @@ def check(name: str, expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> Non
 def test_images_are_continued_as_by_transformers(
     model: InProcessModel, recorded: dict[str, npt.NDArray[Any]], prompt: str
 ) -> None:
-    at = f"{SHARED.name}/{prompt}"
-    tokens = recorded[f"{at}/tokens"]
-    (found,) = run(model, (tokens, PROMPTS[prompt]))
-    check(prompt, recorded[f"{at}/logits"], found.logits[:1])
-    assert found.tokens == recorded[f"{at}/greedy"].tolist()
-    # And the image matters: as text, the same ids give something else.
-    (as_text,) = model.run([without_images(model, tokens)])
-    assert compare_logits(found.logits[:1], as_text.logits[:1]).kl > 1e3 * LIMIT
-
-
-def without_images(model: InProcessModel, tokens: npt.NDArray[Any]) -> Any:
-    # The placeholder's own id is refused without an image; <pad> is no placeholder.
-    ids = np.where(tokens == vision.IMAGE, 0, tokens)
-    return model.context(GREEDY_STEPS, prompt=ids.tolist())
+    asked = context(model, recorded, prompt)
+    tokens = recorded[f"{prompt}/tokens"].tolist()
+    # Messages with images become the very ids that transformers was fed.
+    assert asked.tokens.all.tolist() == tokens
+    (found,) = model.run([asked])
+    check(prompt, recorded[f"{SHARED.name}/{prompt}/logits"], found.logits[:1])
+    assert found.tokens == recorded[f"{SHARED.name}/{prompt}/greedy"].tolist()
+    # And images matter: with padding in their place it is another text.
+    blind = [0 if token == vision.IMAGE else token for token in tokens]
+    (text,) = model.generate([blind])
+    assert compare_logits(found.logits[:1], text.logits).kl > 1e3 * LIMIT
 
 
 def test_images_and_text_in_a_batch_give_what_each_gives_alone(
     model: InProcessModel, recorded: dict[str, npt.NDArray[Any]]
 ) -> None:
-    prompts: list[tuple[Sequence[int], list[int]]] = [
-        (recorded[f"{SHARED.name}/images/tokens"].tolist(), [12, 6]),
-        (TEXT, []),
-        (recorded[f"{SHARED.name}/image/tokens"].tolist(), [6]),
-    ]
-    alone: list[Generated] = [run(model, prompt)[0] for prompt in prompts]
-    for one, batched in zip(alone, run(model, *prompts), strict=True):
+    def contexts() -> list[Any]:
+        return [
+            context(model, recorded, "images"),
+            model.context(GREEDY_STEPS, prompt=TEXT),
+            context(model, recorded, "image"),
+        ]
+
+    alone = [model.run([one])[0] for one in contexts()]
+    for one, batched in zip(alone, model.run(contexts()), strict=True):
         assert one.tokens == batched.tokens
         check("in a batch", one.logits, batched.logits)
-
-
-def test_a_chat_about_an_image_has_a_placeholder_for_each_soft_token(
-    model: InProcessModel,
-) -> None:
-    content = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
-    context = model.context(
-        1,
-        messages=[{"role": "user", "content": content}],
-        images=[vision.png(12)],
-    )
-    tokens = context.tokens.all.tolist()
-    placeholders = vision.placeholders(12)
-    start = tokens.index(vision.BEGIN)
-    assert tokens[start : start + len(placeholders)] == placeholders
-    assert tokens.count(vision.IMAGE) == 12
 
 
 # --- the vision graph's weights --------------------------------------------------

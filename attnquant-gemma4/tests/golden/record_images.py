@@ -5,16 +5,18 @@ Run it where torch and transformers are installed; nothing else needs them:
     python attnquant-gemma4/tests/golden/record_images.py --out images.npz
 
 The checkpoint is the tiny one with a vision tower, as it is and with every tied
-projection replaced by its `W_eff`. Of each prompt the file holds `tokens`, `greedy` and
-the `logits` that follow the prompt, `{setting}/{prompt}/...`. Beside them it holds the
-embeddings of each image, `features/{soft tokens}`, so that a decoder can be compared
-where nothing can encode images.
+projection replaced by its `W_eff`. Of each prompt the file holds its `content`, as chat
+messages have it, in JSON; its `tokens`; and of each setting the `greedy` tokens and the
+`logits` that follow: `{prompt}/...` and `{setting}/{prompt}/...`. Beside them it holds
+the embeddings of each image, `features/{soft tokens}`, so that a decoder can be
+compared where nothing can encode images.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import logging
 import sys
 import tempfile
@@ -32,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "attnquant-core/src
 from attnquant.testing.checkpoints import read_checkpoint
 from gemma4_support import vision
 from gemma4_support.oracle import substitute_weff
-from gemma4_support.tiny import BOS, SPECIAL_TOKENS, VOCAB_SIZE
+from gemma4_support.tiny import TOKEN_IDS
 
 # Not installed where this is type-checked.
 torch: Any = importlib.import_module("torch")
@@ -41,10 +43,12 @@ transformers: Any = importlib.import_module("transformers")
 LOG: Final = logging.getLogger("record")
 GREEDY_STEPS: Final = 24
 SMALLEST_MARGIN: Final = 1e-3
-CANDIDATES: Final = 32
-PROMPTS: Final = {"image": (5, [6], 6), "images": (30, [12, 6], 60)}
-"""Tokens before each image, images by soft tokens, tokens after: the second prompt, and
-its images, lie further back than the window of 128 when the last tokens are chosen."""
+CANDIDATES: Final = 40
+PLACEHOLDERS: Final = {TOKEN_IDS[f"<|{kind}|>"] for kind in ("image", "audio", "video")}
+WORDS: Final = "What do you see here, and what is it for? Tell me more than I asked. "
+PROMPTS: Final = {"image": ([6], 1), "images": ([12, 6], 4)}
+"""Images by soft tokens, and how often the words come after each: the second prompt and
+its images reach further back than the window of 128."""
 
 
 def load(directory: Path) -> Any:
@@ -93,38 +97,53 @@ def run(
     return greedy, min(margins), logits
 
 
-def candidates(purpose: str) -> Iterator[list[int]]:
-    """Yield prompts of random words around images."""
-    before, sizes, after = PROMPTS[purpose]
-    first = len(SPECIAL_TOKENS)
-    for seed in range(CANDIDATES):
-        words = iter(np.random.PCG64(seed).random_raw(256) % (VOCAB_SIZE - first))
-        tokens = [BOS]
-        for size in sizes:
-            tokens += [int(next(words)) + first for _ in range(before)]
-            tokens += vision.placeholders(size)
-        yield [*tokens, *(int(next(words)) + first for _ in range(after))]
+def candidates(purpose: str) -> Iterator[list[dict[str, str]]]:
+    """Yield contents of messages: images, each with words after it."""
+    sizes, times = PROMPTS[purpose]
+    for number in range(CANDIDATES):
+        content = []
+        for _ in sizes:
+            text = f"({number}) " + WORDS * times
+            content += [{"type": "image"}, {"type": "text", "text": text.strip()}]
+        yield content
+
+
+def tokenize(tokenizer: Any, content: Any, sizes: Sequence[int]) -> list[int]:
+    """Return the ids of a chat, with a placeholder for each soft token of an image."""
+    chat = [{"role": "user", "content": content}]
+    first, *rest = tokenizer.apply_chat_template(
+        chat, tokenize=False, add_generation_prompt=True
+    ).split("<|image|>")
+    ids = tokenizer.encode(first, add_special_tokens=False)
+    for size, part in zip(sizes, rest, strict=True):
+        ids += vision.placeholders(size)
+        ids += tokenizer.encode(part, add_special_tokens=False)
+    return [int(token) for token in ids]
 
 
 def record(
-    model: Any, variants: dict[str, dict[str, Any]], purpose: str
+    model: Any, tokenizer: Any, variants: dict[str, dict[str, Any]], purpose: str
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the records of the first prompt that is fit under every setting."""
-    for tokens in candidates(purpose):
-        found: dict[str, npt.NDArray[Any]] = {}
+    sizes = PROMPTS[purpose][0]
+    for content in candidates(purpose):
+        tokens = tokenize(tokenizer, content, sizes)
+        found: dict[str, npt.NDArray[Any]] = {
+            f"{purpose}/content": np.asarray(json.dumps(content)),
+            f"{purpose}/tokens": np.asarray(tokens),
+        }
         for setting, weights in variants.items():
             tensors = model.state_dict()
             for name, value in weights.items():
                 tensors[name].copy_(torch.from_numpy(value.astype(np.float32)))
-            greedy, margin, logits = run(model, tokens, PROMPTS[purpose][1])
+            greedy, margin, logits = run(model, tokens, sizes)
             LOG.info("%s %s: margin %.1e", setting, purpose, margin)
-            # Neither near ties nor special tokens: equality of greedy text must not
-            # hang on rounding, and placeholders would ask for images.
-            if margin < SMALLEST_MARGIN or min(greedy) < len(SPECIAL_TOKENS):
+            # Neither near ties nor placeholders: equality of greedy text must not hang
+            # on rounding, and transformers embeds padding where they stand.
+            if margin < SMALLEST_MARGIN or PLACEHOLDERS & set(greedy):
                 break
             at = f"{setting}/{purpose}"
             found |= {
-                f"{at}/tokens": np.asarray(tokens),
                 f"{at}/greedy": np.asarray(greedy),
                 f"{at}/logits": logits,
             }
@@ -144,6 +163,7 @@ def main() -> None:
         directory = vision.write_multimodal_checkpoint(Path(scratch) / "tiny")
         weights, config = read_checkpoint(directory)
         model = load(directory)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     arrays: dict[str, npt.NDArray[Any]] = {}
     for size in vision.SIZES:
         with torch.inference_mode():
@@ -156,7 +176,7 @@ def main() -> None:
         "g4-r4-all": dict(substitute_weff(weights, config, 4, 4, "all")),
     }
     for purpose in PROMPTS:
-        arrays |= record(model, variants, purpose)
+        arrays |= record(model, tokenizer, variants, purpose)
     np.savez_compressed(out, allow_pickle=False, **arrays)
     LOG.info("%d arrays, %d bytes", len(arrays), out.stat().st_size)
 
