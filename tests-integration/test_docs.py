@@ -112,7 +112,8 @@ def commands(page: Path) -> Iterator[list[str]]:
     for block in blocks(page, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
-                yield words
+                # Where the output goes is the shell's business.
+                yield words[: words.index(">")] if ">" in words else words
 
 
 # ------------------------------------------------------------------- running commands
