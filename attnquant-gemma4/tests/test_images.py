@@ -163,6 +163,16 @@ def test_images_and_text_in_a_batch_give_what_each_gives_alone(
         check("in a batch", one.logits, batched.logits)
 
 
+def test_a_batch_is_one_of_text_until_images_are_put_in(
+    model: InProcessModel,
+) -> None:
+    batch = [[model.context(1, prompt=TEXT)]]
+    inner = model.pipeline._pipeline_model
+    inputs = inner.prepare_initial_token_inputs(batch, kv_cache_inputs=())
+    assert [tuple(rows.shape) for rows in inputs.vision_embeddings] == [(0, 96)]
+    assert [tuple(where.shape) for where in inputs.vision_scatter_indices] == [(0,)]
+
+
 # --- the vision graph's weights --------------------------------------------------
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import Any, ClassVar
 
+from max.driver import Buffer
 from max.graph.weights import WeightData
+from max.pipelines.architectures.gemma4.batch_vision_inputs import create_empty_indices
 from max.pipelines.architectures.gemma4.model import Gemma3_MultiModalModel
+from max.pipelines.lib import ModelInputs
 from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
 from max.pipelines.lib.log_probabilities import LogProbabilitiesMixin
 
@@ -55,6 +59,21 @@ class AttnQuantGemma4Model(
             specs[GraphRole.DECODER] = dataclasses.replace(decoder, group=vision.group)
             specs[GraphRole.VISION] = vision
         return specs
+
+    def prepare_initial_token_inputs(self, *args: Any, **options: Any) -> ModelInputs:
+        """Prepare a batch, as one without images.
+
+        MAX's pipelines then put embeddings of images in, if there are any; whoever
+        runs this model without them has inputs for the whole graph.
+        """
+        inputs = super().prepare_initial_token_inputs(*args, **options)
+        inputs.vision_embeddings = self.empty_vision_embeddings(self.devices)
+        inputs.vision_scatter_indices = self._no_indices
+        return inputs
+
+    @cached_property
+    def _no_indices(self) -> list[Buffer]:
+        return create_empty_indices(self.devices)
 
     def _hf_config_for_weights(self) -> Any:
         return decoder_config(self.huggingface_config)
