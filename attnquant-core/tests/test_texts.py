@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,12 +78,26 @@ def test_the_licence_is_that_of_the_installed_package() -> None:
     assert [file for file in files if str(file).endswith("licenses/LICENSE")]
 
 
-def test_a_package_without_its_licence(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Bare:
-        def read_text(self, _: str) -> None:
-            return None
+class Bare:
+    """A distribution without any file."""
 
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Bare())
+    def read_text(self, _: str) -> None:
+        return None
+
+
+def bare(_: str) -> Bare:
+    return Bare()
+
+
+def absent(name: str) -> None:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize("distribution", [bare, absent])
+def test_a_package_without_its_licence(
+    monkeypatch: pytest.MonkeyPatch, distribution: Callable[[str], object]
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     with pytest.raises(SettingError, match="apache-licence: expected licenses/LICENSE"):
         texts.licence_text()
 

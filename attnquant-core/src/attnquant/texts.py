@@ -8,6 +8,7 @@ package's): whoever quotes a figure should quote the SHA-256 as well.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import re
@@ -68,9 +69,10 @@ def licence_text() -> Text:
     Raises:
         SettingError: If this package was installed without its licence.
     """
-    content = importlib.metadata.distribution(_DISTRIBUTION).read_text(
-        "licenses/LICENSE"
-    )
+    content = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        distribution = importlib.metadata.distribution(_DISTRIBUTION)
+        content = distribution.read_text("licenses/LICENSE")
     if not content:
         raise SettingError(
             LICENCE,
