@@ -10,13 +10,16 @@ from max.graph import DeviceRef
 from max.nn.linear import Linear
 
 from attnquant.errors import CheckpointError, ServingError
-from attnquant.serving.formulations import use_gemm_formulation
+from attnquant.needs import GPU_RANK
+from attnquant.serving.formulations import (
+    use_fused_formulation,
+    use_precomputed_weff_outside,
+)
+from attnquant.serving.fused import FusedDense
+from attnquant.serving.fused_linear import FusedLinear
 from attnquant.serving.linear import AttnQuantLinear
 from attnquant.theta.layout import ThetaLayout
 from attnquant.theta.names import projection_name
-
-GPU_RANK = 8
-"""MAX's matmuls for GPUs do not compile for every inner dimension: not for 4."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,15 @@ class ProjectionMaker:
         formulation: One of `attnquant.settings.FORMULATIONS`.
         dtype: Dtype of weights and activations.
         device: Where they live.
+        storage: Dtype of the weights where it is another, which only the op of
+            `fused` can read; see `attnquant.serving.storage`.
     """
 
     layout: ThetaLayout
     formulation: str
     dtype: DType
     device: DeviceRef
+    storage: DType | None = None
 
     def make(
         self,
@@ -67,19 +73,24 @@ class ProjectionMaker:
                 expected=f"shape {[out_dim, in_dim]}, from config.json",
                 found=f"shape {list(self.layout.shapes[base])}",
             )
-        if base is None or not use_gemm_formulation(self.formulation):
-            return Linear(in_dim, out_dim, self.dtype, self.device, has_bias=has_bias)
-        if (rank := self.layout.rank_of(base)) % GPU_RANK and self.device.is_gpu():
+        fused = use_fused_formulation(self.formulation)
+        dtype = self.storage or self.dtype
+        if base is None or use_precomputed_weff_outside(self.formulation):
+            dense = FusedDense if fused else Linear
+            return dense(in_dim, out_dim, dtype, self.device, has_bias=has_bias)
+        rank = self.layout.rank_of(base)
+        if rank % GPU_RANK and self.device.is_gpu() and not fused:
             raise ServingError(
                 f"the rank of {projection_name(layer, family)}",
                 expected=f"a multiple of {GPU_RANK} on a GPU",
                 found=str(rank),
                 hint="Make a bundle of such a rank, or serve it as `dense`.",
             )
-        return AttnQuantLinear(
+        shared = FusedLinear if fused else AttnQuantLinear
+        return shared(
             in_dim,
             out_dim,
-            self.dtype,
+            dtype,
             self.device,
             base=base,
             rank=rank,
