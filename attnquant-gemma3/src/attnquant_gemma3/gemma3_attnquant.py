@@ -8,7 +8,6 @@ from max.pipelines.architectures.gemma3.layers.rms_norm import Gemma3RMSNorm
 from attnquant.hookspecs import AttentionFactory
 from attnquant.serving.decoder import AttnQuantDecoder, AttnQuantTextModel
 from attnquant.serving.mlp import AttnQuantMLP
-from attnquant.serving.projections import ProjectionMaker
 from attnquant.theta.families import ATTN_FAMILIES, MLP_FAMILIES
 from attnquant_gemma3.layers.transformer_block import AttnQuantGemma3Block
 from attnquant_gemma3.model_config import AttnQuantGemma3Config
@@ -33,9 +32,7 @@ class AttnQuantGemma3(AttnQuantDecoder):
 def _layers(
     config: AttnQuantGemma3Config, build_attention: AttentionFactory
 ) -> list[Module]:
-    maker = ProjectionMaker(
-        config.theta_layout, config.formulation, config.dtype, config.devices[0]
-    )
+    maker = config.projection_maker()
     dims = config.projection_dims()
     attention_dims = {family: dims[family] for family in ATTN_FAMILIES}
     mlp_dims = {family: dims[family] for family in MLP_FAMILIES}

@@ -14,7 +14,6 @@ from max.pipelines.lib.vlm_utils import merge_multimodal_embeddings
 from attnquant.hookspecs import AttentionFactory
 from attnquant.serving.decoder import AttnQuantDecoder, AttnQuantTextModel
 from attnquant.serving.mlp import AttnQuantMLP
-from attnquant.serving.projections import ProjectionMaker
 from attnquant.theta.families import ATTN_FAMILIES, MLP_FAMILIES
 from attnquant_gemma4.layers.experts import AttnQuantGemma4Experts
 from attnquant_gemma4.layers.transformer_block import AttnQuantGemma4Block
@@ -89,9 +88,7 @@ class AttnQuantGemma4(AttnQuantDecoder):
 def _layers(
     config: AttnQuantGemma4Config, build_attention: AttentionFactory
 ) -> list[Module]:
-    maker = ProjectionMaker(
-        config.theta_layout, config.formulation, config.dtype, config.devices[0]
-    )
+    maker = config.projection_maker()
     layers: list[Module] = []
     for layer in range(config.num_hidden_layers):
         dims = config.projection_dims(layer)

@@ -15,7 +15,11 @@ from max.nn.linear import Linear
 from max.nn.transformer.transformer import LogitsPostprocessMixin, ReturnLogits
 from max.pipelines.lib.interfaces.batch_processor import ragged_batch_inputs
 
-from attnquant.serving.formulations import use_gemm_formulation
+from attnquant.serving.formulations import (
+    use_fused_formulation,
+    use_precomputed_weff_outside,
+)
+from attnquant.serving.fused import FusedDense
 from attnquant.serving.linear import set_w0
 from attnquant.serving.w0 import W0
 from attnquant.theta.layout import ThetaLayout
@@ -32,6 +36,11 @@ class DecoderConfig(Protocol):
     tie_word_embeddings: bool
     return_logits: ReturnLogits
     formulation: str
+
+    @property
+    def storage_dtype(self) -> DType:
+        """The dtype of projections, embedding and head."""
+        ...
 
     @property
     def kv_params(self) -> KVCacheParamInterface:
@@ -72,15 +81,20 @@ class AttnQuantTextModel(LogitsPostprocessMixin, Module):
         super().__init__()
         device = config.devices[0]
         self.embed_scale = embed_scale
+        storage = config.storage_dtype
+        self.dtype = config.dtype
         self.embed_tokens = Embedding(
-            config.vocab_size, config.hidden_size, config.dtype, device
+            config.vocab_size, config.hidden_size, storage, device
         )
-        self._lends_w0 = use_gemm_formulation(config.formulation)
+        self._lends_w0 = not use_precomputed_weff_outside(config.formulation)
         if self._lends_w0:
-            self.W0 = W0(config.theta_layout, config.dtype, device)
+            self.W0 = W0(config.theta_layout, storage, device)
         self.layers = LayerList(layers)
         self.norm = norm
-        self.lm_head = SoftCappedHead(config)
+        head = (
+            FusedHead if use_fused_formulation(config.formulation) else SoftCappedHead
+        )
+        self.lm_head = head(config)
         if config.tie_word_embeddings:
             self.lm_head.set_shared_weight("weight", self.embed_tokens.weight)
         self.layer_types = tuple(config.layer_types)
@@ -106,7 +120,7 @@ class AttnQuantTextModel(LogitsPostprocessMixin, Module):
 
     def embed(self, tokens: TensorValue) -> TensorValue:
         """Return the scaled embeddings ``[tokens, hidden]`` of token ids."""
-        return self.embed_tokens(tokens) * self.embed_scale
+        return self.embed_tokens(tokens).cast(self.dtype) * self.embed_scale
 
     def decode(
         self,
@@ -129,7 +143,10 @@ class SoftCappedHead(Linear):
     def __init__(self, config: DecoderConfig) -> None:
         """Declare the weight ``[vocabulary, hidden]``; it may be shared later."""
         super().__init__(
-            config.hidden_size, config.vocab_size, config.dtype, config.devices[0]
+            config.hidden_size,
+            config.vocab_size,
+            config.storage_dtype,
+            config.devices[0],
         )
         self.cap = config.final_logit_softcapping
 
@@ -137,6 +154,10 @@ class SoftCappedHead(Linear):
         """Return logits ``[..., vocabulary]``."""
         logits = super().__call__(x)
         return ops.tanh(logits / self.cap) * self.cap if self.cap else logits
+
+
+class FusedHead(SoftCappedHead, FusedDense):
+    """The output head under `fused`: the op without a low-rank term."""
 
 
 class AttnQuantDecoder(Module):

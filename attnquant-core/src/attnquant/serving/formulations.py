@@ -30,6 +30,15 @@ def use_gemm_formulation(formulation: str | None = None) -> bool:
     return (formulation or current_formulation()) == "gemm"
 
 
+def use_fused_formulation(formulation: str | None = None) -> bool:
+    """Return whether one custom op computes a projection, base and low-rank term.
+
+    Args:
+        formulation: By default what the environment asks for.
+    """
+    return (formulation or current_formulation()) == "fused"
+
+
 def use_precomputed_weff_outside(formulation: str | None = None) -> bool:
     """Return whether W_eff is rebuilt on the host and the graph holds stock linears.
 

@@ -11,6 +11,7 @@ from max.nn.layer import Module
 from max.nn.linear import Linear
 from max.nn.stacked_linear import StackedLinear
 
+from attnquant.serving.fused import fused, is_fused
 from attnquant.serving.w0 import W0, SharedBase
 from attnquant.theta.names import BaseKey
 
@@ -40,7 +41,7 @@ class AttnQuantLinear(Linear):
         Args:
             in_dim: Width of the input.
             out_dim: Width of the output.
-            dtype: Dtype of weights and activations.
+            dtype: Dtype of the weights.
             device: Where the weights live.
             base: Which shared base this layer uses.
             rank: r; with 0 there are no factors.
@@ -72,16 +73,24 @@ class AttnQuantLinear(Linear):
         """Lend the shared base for the forward that follows."""
         self._w0 = (base,)
 
+    def lent_w0(self) -> SharedBase:
+        """Return the base that was lent.
+
+        Raises:
+            RuntimeError: If none was.
+        """
+        if not self._w0:
+            msg = f"{self.base.family}: call set_w0() before the forward"
+            raise RuntimeError(msg)
+        return self._w0[0]
+
     def __call__(self, x: TensorValue) -> TensorValue:
         """Apply the projection to ``x [..., in]``; returns ``[..., out]``.
 
         Raises:
             RuntimeError: If no base was lent.
         """
-        if not self._w0:
-            msg = f"{self.base.family}: call set_w0() before the forward"
-            raise RuntimeError(msg)
-        y = self._w0[0](x)
+        y = self.lent_w0()(x)
         if self.rank:
             device = x.device
             low = (x @ self.V.to(device).T) * self.s.to(device)
@@ -95,7 +104,8 @@ class StackedProjection(StackedLinear):
     """Projections of one input, side by side: ``[..., Σ out]``.
 
     MAX's `StackedLinear` concatenates its children's weights; where a child has a
-    shared base, this one concatenates their outputs instead.
+    shared base, this one concatenates their outputs instead, and where they are
+    fused, one op computes them all.
     """
 
     def __init__(self, names: Sequence[str], projections: Sequence[Linear]) -> None:
@@ -115,6 +125,8 @@ class StackedProjection(StackedLinear):
     def __call__(self, x: TensorValue) -> TensorValue:
         """Apply all projections to ``x [..., in]``."""
         children = [self._child(name) for name in self._names]
+        if is_fused(children):
+            return fused(x, children)
         if not any(isinstance(child, AttnQuantLinear) for child in children):
             return super().__call__(x)
         return ops.concat([child(x) for child in children], axis=-1)

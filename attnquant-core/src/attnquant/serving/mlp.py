@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from max.dtype import DType
-from max.graph import DeviceRef
+from max.graph import DeviceRef, TensorValue, TensorValueLike, ops
 from max.nn.linear import MLP, Linear
 
+from attnquant.serving.fused import fused, is_fused
 from attnquant.serving.linear import AttnQuantLinear
 
 
@@ -47,6 +48,16 @@ class AttnQuantMLP(MLP):
         self.gate_proj = projections["gate_proj"]
         self.up_proj = projections["up_proj"]
         self.down_proj = projections["down_proj"]
+
+    def __call__(self, x: TensorValueLike) -> TensorValue:
+        """Apply the MLP to ``x [..., hidden]``."""
+        pair = (self.gate_proj, self.up_proj)
+        if not is_fused(pair):
+            return super().__call__(x)
+        y = fused(TensorValue(x), pair)
+        width = self.feed_forward_length
+        gate, up = ops.split(y, [width, width], axis=-1)
+        return self.down_proj(self.activation_function(gate) * up)
 
     def _can_used_fused_mlp(self) -> bool:
         # MAX fuses gate and up by concatenating their weights.

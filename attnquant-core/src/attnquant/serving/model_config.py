@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnquant.plugins import installed_plugins
+from attnquant.serving.projections import ProjectionMaker
 from attnquant.settings import Settings, resolve_settings
 from attnquant.theta.bundle import BundleInfo, parse_block
 from attnquant.theta.checkpoint import BUNDLE_KEY
@@ -44,6 +45,10 @@ class AttnQuantConfigMixin:
 
     layout: ThetaLayout | None = field(default=None, repr=False)
     """Which theta tensors there are; known once the weights are."""
+
+    storage: DType | None = None
+    """What projections, embedding and head are stored in, where it is not the dtype
+    that is computed in; known once the weights are."""
 
     @classmethod
     def construct_kv_params(
@@ -92,6 +97,24 @@ class AttnQuantConfigMixin:
             msg = "the layout is known only after the weights have been adapted"
             raise RuntimeError(msg)
         return self.layout
+
+    @property
+    def storage_dtype(self) -> DType:
+        """The dtype of projections, embedding and head."""
+        host: Any = self
+        return self.storage or host.dtype
+
+    def projection_maker(self) -> ProjectionMaker:
+        """Return what makes the linears of this model's layers."""
+        # MAX's config that this is mixed into supplies dtype and devices.
+        host: Any = self
+        return ProjectionMaker(
+            self.theta_layout,
+            self.formulation,
+            host.dtype,
+            host.devices[0],
+            self.storage_dtype,
+        )
 
 
 def bundle_of(huggingface_config: Any) -> BundleInfo | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from attnquant.errors import CheckpointError, ServingError
 from attnquant.hookspecs import AttentionFactory
 from attnquant.plugins import installed_plugins
 from attnquant.serving.decoder import AttnQuantDecoder
+from attnquant.serving.formulations import use_fused_formulation
+from attnquant.serving.fused import kernel_extensions
 from attnquant.serving.model_config import AttnQuantConfigMixin
 from attnquant.serving.weight_adapter import Adapted, WeightAdapter
 from attnquant.theta.bundle import open_bundle
@@ -66,6 +69,7 @@ class AttnQuantPipelineModelMixin:
         """Tell a new model config what the weight adapter found."""
         config.apply_settings(self._adapted.settings)
         config.layout = self._adapted.layout
+        config.storage = self._adapted.storage
 
     def graph_specs(self, model_config: Any) -> dict[str, GraphSpec]:
         """Return the decoder's graph, weights bound and checked."""
@@ -76,18 +80,20 @@ class AttnQuantPipelineModelMixin:
         )
         load_weights(decoder, self._adapted.state_dict)
         # The graph's registry holds what it binds; let go of the rest.
-        self._adapted = Adapted({}, self._adapted.layout, self._adapted.settings)
+        self._adapted = dataclasses.replace(self._adapted, state_dict={})
+        fused = use_fused_formulation(model_config.formulation)
         return {
             GraphRole.DECODER: GraphSpec(
                 decoder,
-                graph_name(decoder),
+                graph_name(decoder, *(["fused"] if fused else [])),
                 host._bind_graph_inputs(decoder.input_tree()),  # noqa: SLF001
                 weights=decoder.state_dict(auto_initialize=False),
+                custom_extensions=kernel_extensions() if fused else [],
             )
         }
 
 
-def graph_name(decoder: Module) -> str:
+def graph_name(decoder: Module, *traits: str) -> str:
     """Return a graph's name: the decoder's class, and a digest of its weights.
 
     MAX's compile cache knows graphs by their bodies and gives one back under the name
@@ -96,12 +102,16 @@ def graph_name(decoder: Module) -> str:
     layouts and formulations apart in the body is which weights there are. For the
     same reason names must stay the same from version to version, or a graph cached
     by an older one is given back under a name that nobody asks for.
+
+    Args:
+        decoder: The graph's module.
+        traits: What else tells its body from others with the same weights.
     """
     weights = sorted(
         f"{name} {weight.dtype} {weight.shape}"
         for name, weight in decoder.raw_state_dict().items()
     )
-    digest = hashlib.sha256("\n".join(weights).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([*weights, *traits]).encode()).hexdigest()
     return f"{type(decoder).__name__}_{digest[:16]}"
 
 

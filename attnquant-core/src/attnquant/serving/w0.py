@@ -25,6 +25,15 @@ class SharedBase(Protocol):
         ...
 
 
+@runtime_checkable
+class FusableBase(SharedBase, Protocol):
+    """A base that the fused kernel can read as well."""
+
+    def operand(self) -> Weight:
+        """Return the matrix ``[out, in]`` that the kernel is given."""
+        ...
+
+
 class FloatBase(Module):
     """A base stored as a float matrix ``[out, in]``."""
 
@@ -42,6 +51,10 @@ class FloatBase(Module):
     def __call__(self, x: TensorValue) -> TensorValue:
         """Return ``x [..., in] · W0ᵀ``, of shape ``[..., out]``."""
         return x @ self.weight.to(x.device).T
+
+    def operand(self) -> Weight:
+        """Return the matrix ``[out, in]``."""
+        return self.weight
 
 
 class _Level(Module):
@@ -72,7 +85,7 @@ class W0(_Level):
 
         Args:
             layout: Which bases there are.
-            dtype: Dtype in the graph.
+            dtype: Dtype that the bases are stored in.
             device: Where they live.
         """
         super().__init__()

@@ -22,17 +22,23 @@ from attnquant.plugins import installed_plugins
 from attnquant.serving.arrays import WeightArrays, cast, to_weight
 from attnquant.serving.formulations import (
     precompute_weff_outside_graph,
+    use_fused_formulation,
     use_precomputed_weff_outside,
 )
 from attnquant.serving.model_config import bundle_of
 from attnquant.settings import BLOCKS, RANK, TIE, Settings, resolve_settings
 from attnquant.theta.bundle import BundleInfo, check_tensors
 from attnquant.theta.decompose import iter_decomposed, kept_names, projection_shapes
-from attnquant.theta.dtypes import Array, common_storage_dtype
+from attnquant.theta.dtypes import BFLOAT16, Array, common_storage_dtype
 from attnquant.theta.families import FAMILIES, module_of
 from attnquant.theta.grouping import Grouping
 from attnquant.theta.layout import ThetaLayout, check_rank_bound, make_layout
-from attnquant.theta.names import ProjectionKey, projection_name
+from attnquant.theta.names import (
+    ProjectionKey,
+    is_theta_name,
+    parse_projection,
+    projection_name,
+)
 from attnquant.theta.prefix_map import PrefixMap
 
 GRAPH_PREFIX = "language_model."
@@ -53,11 +59,14 @@ class Adapted:
         state_dict: The graph's weights by name.
         layout: Which theta tensors they came from.
         settings: What the model is served with.
+        storage: What projections, embedding and head are stored in, where it is not
+            the model's dtype.
     """
 
     state_dict: dict[str, WeightData]
     layout: ThetaLayout
     settings: Settings
+    storage: DType | None = None
 
 
 @dataclass(frozen=True)
@@ -119,9 +128,13 @@ class WeightAdapter:
         if use_precomputed_weff_outside(settings.formulation):
             arrays = {name: _array(value) for name, value in theta.items()}
             theta = dict(precompute_weff_outside_graph(arrays, layout))
+        found = {**theta, **kept}
+        storage = _storage(found, settings, dtype)
         adapted = {
-            GRAPH_PREFIX + _nested(name): _weight(_nested(name), value, dtype)
-            for name, value in {**theta, **kept}.items()
+            GRAPH_PREFIX + _nested(name): _weight(
+                _nested(name), value, storage if _is_stored(name) else dtype
+            )
+            for name, value in found.items()
         }
         logger.info(
             "AttnQuant: G=%d of %d layers, r=%d, tie=%s, formulation=%s (from %s);"
@@ -134,7 +147,7 @@ class WeightAdapter:
             settings.origin,
             time.perf_counter() - started,
         )
-        return Adapted(adapted, layout, settings)
+        return Adapted(adapted, layout, settings, storage)
 
 
 def _canonical(
@@ -229,6 +242,34 @@ def _nested(name: str) -> str:
         return name
     module = module_of(match["family"])
     return f"{match['layer']}.{module}.{match['family']}.{match['factor']}"
+
+
+def _is_stored(name: str) -> bool:
+    """Return whether a tensor is one that the op of `fused` widens by itself."""
+    return (
+        is_theta_name(name)
+        or parse_projection(name) is not None
+        or name in {"embed_tokens.weight", "lm_head.weight"}
+    )
+
+
+def _storage(
+    tensors: Mapping[str, WeightData | Array], settings: Settings, dtype: DType | None
+) -> DType | None:
+    """Return the dtype that stored tensors keep: bfloat16, if all of them are in it.
+
+    MAX computes in float32 on a CPU; the op widens in registers, exactly, so that
+    bfloat16 only halves the memory that is read. Elsewhere tensors are cast to the
+    model's dtype.
+    """
+    if dtype != DType.float32 or not use_fused_formulation(settings.formulation):
+        return dtype
+    narrow = all(
+        value.dtype in (DType.bfloat16, BFLOAT16)
+        for name, value in tensors.items()
+        if _is_stored(name)
+    )
+    return DType.bfloat16 if narrow else dtype
 
 
 def _array(value: WeightData | Array) -> Array:

@@ -1,1 +1,3 @@
-"""Custom ops of AttnQuant for MAX. There are none yet."""
+"""Custom ops of AttnQuant for MAX."""
+
+from .generated_linear import GeneratedLinear

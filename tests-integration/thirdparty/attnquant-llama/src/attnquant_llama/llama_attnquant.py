@@ -7,7 +7,6 @@ from attnquant.serving.api import (
     AttnQuantDecoder,
     AttnQuantMLP,
     AttnQuantTextModel,
-    ProjectionMaker,
 )
 from attnquant.theta import ATTN_FAMILIES, MLP_FAMILIES
 from max.nn.layer import Module
@@ -31,9 +30,7 @@ def _layers(
     config: AttnQuantLlamaConfig, build_attention: AttentionFactory
 ) -> list[Module]:
     device = config.devices[0]
-    maker = ProjectionMaker(
-        config.theta_layout, config.formulation, config.dtype, device
-    )
+    maker = config.projection_maker()
     dims = config.projection_dims()
     attention_dims = {family: dims[family] for family in ATTN_FAMILIES}
     mlp_dims = {family: dims[family] for family in MLP_FAMILIES}
