@@ -12,8 +12,9 @@ from attnquant.errors import SettingError
 from attnquant.theta.bands import check_shared_blocks
 from attnquant.theta.bundle import BundleInfo
 from attnquant.theta.families import TIE_MODES, tied_families_for
+from attnquant.theta.layout import ThetaLayout
 
-FORMULATIONS = ("gemm", "dense")
+FORMULATIONS = ("gemm", "dense", "fused")
 """How a projection can be computed; the first is the default."""
 
 _PREFIX = "ATTNQUANT_"
@@ -189,11 +190,11 @@ def resolve_settings(
         _check_blocks(blocks, num_layers)
     if bundle is not None:
         layout = bundle.layout
-        _agree(BLOCKS, blocks, layout.shared_blocks)
+        _agree(BLOCKS, blocks, bundled_blocks(layout))
         _agree(TIE, tie, layout.tie_families)
         if not layout.is_passthrough:
             # At passthrough there is no low-rank term that r could be the rank of.
-            _agree(RANK, rank, layout.lora_rank)
+            _agree(RANK, rank, bundled_rank(layout))
         return Settings(
             layout.shared_blocks,
             layout.lora_rank,
@@ -227,6 +228,30 @@ def resolve_settings(
         origin,
         requested,
     )
+
+
+def bundled_blocks(layout: ThetaLayout) -> int | str:
+    """Return G, or in words the bands that no single G stands for."""
+    if layout.has_equal_bands:
+        return layout.shared_blocks
+    counts = (f"{family}={count}" for family, count in layout.blocks.items())
+    return "bands by family: " + ",".join(counts)
+
+
+def bundled_rank(layout: ThetaLayout) -> int | str:
+    """Return r, or in words the ranks that no single r stands for."""
+    if layout.has_equal_ranks:
+        return layout.lora_rank
+    ranks: dict[str, set[int]] = {family: set() for family in layout.bands}
+    for base, rank in layout.base_ranks.items():
+        if rank:
+            ranks[base.family].add(rank)
+    spans = (
+        f"{family}={min(found)}" + (f"..{max(found)}" if len(found) > 1 else "")
+        for family, found in ranks.items()
+        if found
+    )
+    return "ranks by base: " + ",".join(spans)
 
 
 def warn_unknown_variables(environ: Mapping[str, str]) -> None:

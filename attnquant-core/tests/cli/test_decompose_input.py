@@ -73,7 +73,7 @@ def test_a_rank_that_is_needed_and_not_given(run: Run, model: Path) -> None:
         "--blocks=2.0",
         "--tie=mlp",
         "--dtype=float16",
-        "--shard-bytes=1e9",
+        "--shard-size=1e9x",
     ],
 )
 def test_what_is_no_number_or_choice_is_wrong_usage(
@@ -89,8 +89,8 @@ def test_what_is_no_number_or_choice_is_wrong_usage(
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_shard_size_that_is_not_positive(run: Run, model: Path, size: int) -> None:
-    error = refused(run, model, "--blocks=4", f"--shard-bytes={size}")
-    assert error == f"--shard-bytes: expected a positive number, found {size}"
+    error = refused(run, model, "--blocks=4", f"--shard-size={size}")
+    assert error == f"--shard-size: expected a positive number, found {size}"
 
 
 def test_a_checkpoint_that_is_not_there(run: Run, model: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_full_disk(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writer, "save_file", full)
+    monkeypatch.setattr(writer, "ShardWriter", full)
     error = refused(run, model)
     assert error.startswith(f"{model.parent / 'bundle'}: expected to write a bundle")
     assert "No space left on device" in error

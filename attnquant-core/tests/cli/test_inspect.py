@@ -30,13 +30,62 @@ def bundle(tmp_path: Path) -> Path:
 def test_a_bundle_is_described(run: Run, bundle: Path) -> None:
     done = run("inspect", bundle)
     assert (done.code, done.err) == (0, "")
-    first, second, header, *rows = done.out.splitlines()
+    first, second, header, *lines = done.out.splitlines()
+    rows, rest = lines[: len(SHAPES) + 1], lines[len(SHAPES) + 1 :]
     assert first.startswith(f"{bundle}: TinyForCausalLM, a theta bundle of ")
-    assert second == (
-        "4 layers in 2 bands, rank 3, float32, method mean-svd, made from model"
+    assert second == "4 layers in 2 bands, rank 3, float32, method mean-svd"
+    assert header.split() == (
+        ["family", "bands", "rank", "size", "of", "dense", "error", "output", "error"]
     )
-    assert header.split() == ["family", "rank", "size", "relative", "error"]
     assert [*SHAPES, "everything"] == [row.split()[0] for row in rows]
+    assert rest[0].startswith("made from model (model.safetensors sha256:")
+    assert rest[1] == "with no calibration statistics"
+
+
+def test_sizes_are_compared_with_what_the_projections_would_take(
+    run: Run, bundle: Path
+) -> None:
+    shown = json.loads(run("inspect", bundle, "--json").out)
+    for family, (out_dim, in_dim) in SHAPES.items():
+        dense = 4 * out_dim * in_dim * 4  # four layers in float32
+        # Two bases, and four times U, s and V of rank 3.
+        theta = 2 * out_dim * in_dim * 4 + 4 * 3 * (out_dim + 1 + in_dim) * 4
+        assert shown["dense_bytes"][family] == dense
+        assert shown["bytes"][family] == theta
+        row = next(
+            line
+            for line in run("inspect", bundle).out.splitlines()
+            if line.startswith(family)
+        )
+        assert f"{theta / dense:.0%}" in row.split()
+
+
+def test_it_says_what_serving_takes(run: Run, tiny_plugin: Path, bundle: Path) -> None:
+    assert tiny_plugin.is_dir()
+    shown = json.loads(run("inspect", bundle, "--json").out)
+    serving = shown["serving"]
+    assert serving["plugin"] == "tiny (attnquant-tiny 1.0)"
+    assert serving["reason"] == ""
+    weights = read_weights(bundle)
+    shared = sum(array.size for array in weights.values())
+    dense = sum(array.size for array in tiny_weights(4).values())
+    assert serving["weights"] == {
+        "float32": {"shared": 4 * shared, "dense": 4 * dense},
+        "bfloat16": {"shared": 2 * shared, "dense": 2 * dense},
+    }
+    assert serving["cpu_only_ranks"] == [3]
+    out = run("inspect", bundle).out
+    assert "served by plugin tiny (attnquant-tiny 1.0)" in out
+    assert "ranks that GPUs cannot do, except as dense: 3 " in out
+
+
+def test_ranks_that_a_gpu_can_do_are_not_complained_of(
+    run: Run, tmp_path: Path
+) -> None:
+    bundle = write_tiny_bundle(tmp_path, blocks=2, rank=8).path
+    assert "ranks that GPUs" not in run("inspect", bundle).out
+    shown = json.loads(run("inspect", bundle, "--json").out)
+    assert shown["serving"]["cpu_only_ranks"] == []
 
 
 def test_the_json_holds_the_block_and_sizes(run: Run, bundle: Path) -> None:
@@ -58,7 +107,10 @@ def test_no_plugin_is_needed(bundle: Path) -> None:
     env = processes.environment(ATTNQUANT_PLUGINS="none")
     done = processes.attnquant("inspect", bundle, "--json", env=env)
     assert (done.code, done.err) == (0, "")
-    assert json.loads(done.out)["shared_blocks"] == 2
+    shown = json.loads(done.out)
+    assert shown["shared_blocks"] == 2
+    assert shown["serving"]["plugin"] is None
+    assert "ATTNQUANT_PLUGINS" in shown["serving"]["reason"]
 
 
 def only_v_in_layer_0(layer: int, family: str) -> str:
@@ -84,7 +136,7 @@ def test_a_family_without_a_base_has_no_error_to_show(
     assert (done.code, done.err) == (0, "")
     if not form:
         row = next(r for r in done.out.splitlines() if r.startswith("v_proj"))
-        assert row.split() == ["v_proj", "0", "0", "B", "-"]
+        assert row.split() == ["v_proj", "-", "0", "0", "B", "-", "-", "-"]
 
 
 def test_a_standard_checkpoint_is_no_bundle(run: Run, tmp_path: Path) -> None:
@@ -100,9 +152,9 @@ def test_a_directory_that_is_not_there(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_newer_format(run: Run, bundle: Path) -> None:
-    edit_json(bundle / "config.json", ["attnquant", "format_version"], 2)
+    edit_json(bundle / "config.json", ["attnquant", "format_version"], 99)
     error = run("inspect", bundle).error()
-    assert "format_version: expected a format from 1 to 1, found 2" in error
+    assert "format_version: expected a format from 1 to 2, found 99" in error
 
 
 @pytest.mark.parametrize(

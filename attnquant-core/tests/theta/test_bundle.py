@@ -79,11 +79,12 @@ def test_a_block_holds_what_the_design_lists() -> None:
     block = info_of(4, 2, 3, "all").to_json()
     assert block["format_version"] == FORMAT_VERSION
     assert (block["shared_blocks"], block["lora_rank"]) == (2, 3)
-    assert block["layer_to_band"] == [0, 0, 1, 1]
+    assert block["layer_to_band"]["q_proj"] == [0, 0, 1, 1]
     assert block["groups"]["q_proj"] == ["kind0", "kind1", "kind0", "kind1"]
     assert block["groups"]["v_proj"] == [None, "", "", ""]
     # No two layers share a q_proj here: each group has one in each band.
-    assert (block["ranks"]["q_proj"], block["ranks"]["k_proj"]) == (0, 3)
+    ranks = block["ranks"]
+    assert (ranks["W0.0.kind0.q_proj"], ranks["W0.0.k_proj"]) == (0, 3)
     assert block["source"] == {
         "name": "tiny",
         "shards": {"model.safetensors": "sha256:00"},

@@ -26,7 +26,9 @@ FIELDS = [
     "dtype",
     "kept",
     "source",
+    "calibration",
     "error",
+    "weighted_error",
     "created_by",
 ]
 
@@ -72,7 +74,10 @@ def test_a_missing_field_is_refused(block: dict[str, Any], field: str) -> None:
     assert field in str(error)
 
 
-@pytest.mark.parametrize("field", [f for f in FIELDS if f != "method"])
+# A method is any text, and an absence of statistics is told by null.
+@pytest.mark.parametrize(
+    "field", [f for f in FIELDS if f not in {"method", "calibration"}]
+)
 @pytest.mark.parametrize("value", [None, "x", 2.5, [], [[]], -1, True])
 def test_a_field_of_another_type_is_refused(
     block: dict[str, Any], field: str, value: object
@@ -80,23 +85,22 @@ def test_a_field_of_another_type_is_refused(
     damaged(block, [field], value)
 
 
-@pytest.mark.parametrize("version", [0, -1, 2, 1.0, "1", None, True, []])
+@pytest.mark.parametrize("version", [0, -1, 3, 1.0, "1", None, True, []])
 def test_a_format_version_that_is_none_is_refused(
     block: dict[str, Any], version: object
 ) -> None:
     error = damaged(block, ["format_version"], version)
     assert error.subject.endswith("attnquant.format_version")
-    assert error.expected == "a format from 1 to 1"
+    assert error.expected == "a format from 1 to 2"
 
 
-@pytest.mark.parametrize("value", [0, 5, -1])
-def test_shared_blocks_out_of_bounds_are_refused(
+@pytest.mark.parametrize("value", [0, 1, 3, 5, -1])
+def test_another_number_of_bands_than_there_are_is_refused(
     block: dict[str, Any], value: int
 ) -> None:
     error = damaged(block, ["shared_blocks"], value)
     assert error.subject.endswith("attnquant.shared_blocks")
-    assert error.expected.startswith("an integer from 1 to 4")
-    assert error.found == str(value)
+    assert (error.expected, error.found) == ("2", str(value))
 
 
 @pytest.mark.parametrize("value", [0, -1, 13])
@@ -106,20 +110,36 @@ def test_a_rank_out_of_bounds_is_refused(block: dict[str, Any], value: int) -> N
     assert error.found == str(value)
 
 
-def test_another_rank_than_that_of_the_families_is_refused(
-    block: dict[str, Any],
+@pytest.mark.parametrize("rank", [0, -1, 4, 2.0, "3", None, True])
+def test_a_rank_that_no_factor_can_have_is_refused(
+    block: dict[str, Any], rank: object
 ) -> None:
-    assert damaged(block, ["ranks", "k_proj"], 2).subject.endswith("attnquant.ranks")
+    error = damaged(block, ["ranks", "W0.1.k_proj"], rank)
+    assert error.subject.endswith("attnquant.ranks.W0.1.k_proj")
+    assert error.expected == "a rank from 1 to 3"
+
+
+def test_ranks_of_other_bases_than_there_are_are_refused(block: dict[str, Any]) -> None:
+    block["ranks"]["W0.2.k_proj"] = block["ranks"].pop("W0.1.k_proj")
+    assert refused(block).subject.endswith("attnquant.ranks")
 
 
 @pytest.mark.parametrize(
-    "bands", [[0, 0, 0, 1], [0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 1], ["0", "0", "1", "1"]]
+    "bands",
+    [[0, 2, 2, 2], [0, 1, 0, 1], [1, 1, 0, 0], [0, 1, 1], ["0", "0", "1", "1"], []],
 )
-def test_a_band_map_that_is_no_equal_split_is_refused(
+def test_a_band_map_that_is_no_contiguous_split_is_refused(
     block: dict[str, Any], bands: list[int]
 ) -> None:
-    error = damaged(block, ["layer_to_band"], bands)
+    error = damaged(block, ["layer_to_band", "k_proj"], bands)
     assert error.subject.endswith("attnquant.layer_to_band")
+
+
+def test_bands_of_other_families_than_those_tied_are_refused(
+    block: dict[str, Any],
+) -> None:
+    del block["layer_to_band"]["o_proj"]
+    assert refused(block).subject.endswith("attnquant.layer_to_band")
 
 
 def test_a_tie_mode_unlike_the_tied_projections_is_refused(
@@ -153,6 +173,10 @@ def test_a_tie_mode_unlike_the_tied_projections_is_refused(
         (["source", "shards"], None),
         (["error", "q_proj"], "small"),
         (["error", "q_proj"], None),
+        (["weighted_error", "q_proj"], None),
+        (["calibration"], "statistics"),
+        (["calibration"], {"sha256": "x"}),
+        (["calibration"], {"sha256": "x", "texts": [{"name": "y"}]}),
     ],
 )
 def test_a_damaged_part_of_a_field_is_refused(

@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Never
 from tqdm import tqdm
 
 from attnquant.cli import dry_run
-from attnquant.cli.text import format_bytes, format_table
+from attnquant.cli.text import (
+    format_bytes,
+    format_duration,
+    format_table,
+    parse_bytes,
+)
 from attnquant.errors import SettingError
 from attnquant.plugins import installed_plugins
 from attnquant.theta.checkpoint import open_checkpoint
+from attnquant.theta.decompose import MEAN_SVD, METHODS, WEIGHTED
 from attnquant.theta.dtypes import STORAGE_DTYPES
 from attnquant.theta.estimate import estimate
-from attnquant.theta.families import TIE_MODES
+from attnquant.theta.families import TIE_MODES, PerFamily, parse_per_family
+from attnquant.theta.layout import ThetaLayout
+from attnquant.theta.statistics import open_statistics
 from attnquant.theta.writer import (
     SHARD_BYTES,
     Plan,
@@ -34,7 +42,8 @@ if TYPE_CHECKING:
 _OPTIONS = {
     "lora_rank": "--rank",
     "shared_blocks": "--blocks",
-    "shard_bytes": "--shard-bytes",
+    "shard_bytes": "--shard-size",
+    "jobs": "--jobs",
 }
 """How the user knows a setting."""
 
@@ -60,17 +69,34 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="print what would be made, and what it would take, reading no weights",
     )
     parser.add_argument(
+        "--statistics",
+        type=Path,
+        metavar="FILE",
+        help="what `attnquant calibrate` wrote for this checkpoint; needed for the"
+        " method weighted",
+    )
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        help="weighted makes the error of the projections' outputs small, mean-svd that"
+        " of their weights, which keeps no model below passthrough (default: weighted"
+        " with --statistics, mean-svd without)",
+    )
+    parser.add_argument(
         "--blocks",
-        type=int,
+        type=_per_family,
         required=True,
         metavar="G",
-        help="number of bands that share a base, from 1 to the number of layers",
+        help="number of bands that share a base, from 1 to the number of layers; or by"
+        " family, as in q_proj=9,v_proj=18: a family that is not named has a base per"
+        " layer, unless a number for the others stands with it, as in 12,q_proj=9",
     )
     parser.add_argument(
         "--rank",
-        type=int,
+        type=_per_family,
         metavar="R",
-        help="rank of the low-rank terms; needed unless G is the number of layers",
+        help="rank of the low-rank terms; or by family, as in 32,q_proj=64; needed"
+        " where bases are shared",
     )
     parser.add_argument(
         "--tie",
@@ -84,11 +110,19 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="storage dtype of bases and factors (default: the checkpoint's)",
     )
     parser.add_argument(
-        "--shard-bytes",
-        type=int,
+        "--shard-size",
+        type=_size,
         default=SHARD_BYTES,
+        metavar="SIZE",
+        help="size above which the next weight file begins, such as 500MB (default:"
+        f" {format_bytes(SHARD_BYTES)})",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
         metavar="N",
-        help=f"size above which the next shard begins (default: {SHARD_BYTES})",
+        help="work on N bases at a time, each with its own memory (default: 1)",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace an existing directory"
@@ -99,18 +133,37 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Decompose, write, and print a summary; or plan, and print an estimate."""
+    if options.method == WEIGHTED and options.statistics is None:
+        raise SettingError(
+            "--statistics",
+            expected="a file of statistics, which the method weighted fits to",
+            found="nothing",
+            hint="`attnquant calibrate` makes one; --method mean-svd needs none.",
+        )
+    if options.method == MEAN_SVD and options.statistics is not None:
+        raise SettingError(
+            "--statistics",
+            expected="nothing, since the method mean-svd uses none",
+            found=str(options.statistics),
+        )
     if options.out is None and not options.dry_run:
         options.parser.error("the following arguments are required: --out (--dry-run)")
     try:
         plan = _plan(options)
         if options.dry_run:
-            figures = estimate(plan, options.shard_bytes)
+            figures = estimate(plan, options.shard_size)
             data, text = dry_run.summary(plan, figures), dry_run.describe(plan, figures)
         else:
             written = _write(plan, options)
             data, text = summary(written), describe(written)
     except SettingError as error:
         raise error.renamed(_OPTIONS) from error
+    except KeyboardInterrupt:
+        print(
+            "attnquant: interrupted; the same command goes on from here",
+            file=sys.stderr,
+        )
+        return 130
     print(json.dumps(data, indent=2) if options.json else text)
     return 0
 
@@ -126,6 +179,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         lora_rank=options.rank,
         tie_families=options.tie,
         dtype=options.dtype,
+        statistics=options.statistics and open_statistics(options.statistics),
     )
 
 
@@ -142,7 +196,8 @@ def _write(plan: Plan, options: argparse.Namespace) -> Written:
             plan,
             options.out,
             overwrite=options.overwrite,
-            shard_bytes=options.shard_bytes,
+            shard_bytes=options.shard_size,
+            jobs=options.jobs,
             progress=_show_on(bar),
         )
 
@@ -160,27 +215,66 @@ def summary(written: Written) -> dict[str, object]:
         "source_bytes": written.source_bytes,
         "bundle_bytes": written.bundle_bytes,
         "ratio": written.source_bytes / written.bundle_bytes,
+        "blocks": layout.blocks,
+        "ranks": layout.ranks,
         "error": dict(written.info.error),
+        "weighted_error": dict(written.info.weighted_error),
+        "seconds": written.seconds,
     }
 
 
 def describe(written: Written) -> str:
     """Return what was written, as a short text with a table."""
-    layout = written.info.layout
+    info, layout = written.info, written.info.layout
     table = format_table(
-        ("family", "rank", "relative error"),
+        ("family", "bands", "rank", "error of weights", "of outputs"),
         [
-            (family, str(layout.ranks[family]), f"{error:.4f}")
-            for family, error in written.info.error.items()
+            (
+                family,
+                str(layout.blocks[family]),
+                _ranks(layout, family),
+                f"{error:.4f}",
+                f"{info.weighted_error[family]:.4f}"
+                if family in info.weighted_error
+                else "-",
+            )
+            for family, error in info.error.items()
         ],
     )
     ratio = written.source_bytes / written.bundle_bytes
     return (
         f"{written.path}: {layout.num_layers} layers in {layout.shared_blocks} bands,"
-        f" rank {layout.lora_rank}, {written.info.dtype}\n"
+        f" rank {layout.lora_rank}, {info.dtype}, method {info.method}\n"
         f"{format_bytes(written.source_bytes)} -> {format_bytes(written.bundle_bytes)}"
-        f" ({ratio:.2f} times smaller)\n{table}"
+        f" ({ratio:.2f} times smaller) in {format_duration(written.seconds)}\n{table}"
     )
+
+
+def _ranks(layout: ThetaLayout, family: str) -> str:
+    """Return the rank of a family's factors, or the span of its ranks."""
+    ranks = [rank for base, rank in layout.base_ranks.items() if base.family == family]
+    shared = [rank for rank in ranks if rank] or [0]
+    low, high = min(shared), max(shared)
+    return str(high) if low == high else f"{low} to {high}"
+
+
+def _per_family(text: str) -> PerFamily:
+    try:
+        return parse_per_family(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a whole number nor numbers by family, as in"
+            " 32,q_proj=64"
+        ) from None
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size, such as 500MB"
+        ) from None
 
 
 def _show_on(bar: tqdm[Never]) -> Progress:

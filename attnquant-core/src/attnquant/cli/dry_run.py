@@ -18,6 +18,9 @@ def summary(plan: Plan, estimate: Estimate) -> dict[str, object]:
         "shared_blocks": plan.layout.shared_blocks,
         "lora_rank": plan.layout.lora_rank,
         "tie_families": plan.layout.tie_families,
+        "blocks": plan.layout.blocks,
+        "ranks": plan.layout.ranks,
+        "method": plan.method,
         "dtype": plan.dtype,
         **dataclasses.asdict(estimate),
         "ratio": estimate.source_bytes / estimate.bundle_bytes,
@@ -47,7 +50,7 @@ def describe(plan: Plan, estimate: Estimate) -> str:
     return (
         f"{plan.checkpoint.path}: {plan.checkpoint.architecture},"
         f" {layout.num_layers} layers in {layout.shared_blocks} bands, rank"
-        f" {layout.lora_rank}, {plan.dtype}\n"
+        f" {layout.lora_rank}, {plan.dtype}, method {plan.method}\n"
         f"{format_table(header, rows)}\n"
         f"{estimate.tensors} tensors, {format_bytes(estimate.source_bytes)} ->"
         f" {format_bytes(estimate.bundle_bytes)} ({ratio:.2f} times smaller)\n"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from attnquant.errors import SettingError
 
 
@@ -50,3 +53,23 @@ def layer_to_band(num_layers: int, shared_blocks: int) -> tuple[int, ...]:
     return tuple(
         band_index(layer, num_layers, shared_blocks) for layer in range(num_layers)
     )
+
+
+def check_bands(bands: Sequence[object], num_layers: int) -> tuple[int, ...]:
+    """Return the bands of all layers if they are contiguous runs, numbered from 0.
+
+    Raises:
+        SettingError: If there is not one per layer, or they are no such runs.
+    """
+    found = [band for band in bands if type(band) is int]
+    if (
+        not len(found) == len(bands) == num_layers
+        or found[0] != 0
+        or any(after - before not in {0, 1} for before, after in pairwise(found))
+    ):
+        raise SettingError(
+            "layer_to_band",
+            expected=f"{num_layers} numbers that begin with 0 and rise by at most 1",
+            found=repr(list(bands)),
+        )
+    return tuple(found)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from attnquant.theta.checkpoint import (
 )
 from attnquant.theta.dtypes import storage_dtype
 from attnquant.theta.families import FAMILIES, tied_families_for
-from attnquant.theta.grouping import Group, NoBase
+from attnquant.theta.grouping import Group, Grouping, NoBase
 from attnquant.theta.layout import Shape, ThetaLayout, make_layout
-from attnquant.theta.names import ProjectionKey, projection_name
+from attnquant.theta.names import ProjectionKey, base_name, projection_name
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The newest bundle format this version reads, and the one it writes."""
 
 
@@ -32,6 +32,19 @@ class Source:
 
     name: str
     shards: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The statistics that a bundle's tensors were fitted to.
+
+    Attributes:
+        sha256: Hash of the statistics file, in hexadecimal.
+        texts: Name, ``sha256`` and ``tokens`` of each text.
+    """
+
+    sha256: str
+    texts: tuple[Mapping[str, str | int], ...]
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,9 @@ class BundleInfo:
         source: What it was made from.
         error: Achieved relative Frobenius error per family.
         created_by: Distribution name to version.
+        weighted_error: Achieved relative error of the projections' outputs per
+            family, over the calibration texts; empty without statistics.
+        calibration: The statistics used; None without.
     """
 
     method: str
@@ -55,6 +71,8 @@ class BundleInfo:
     source: Source
     error: Mapping[str, float]
     created_by: Mapping[str, str]
+    weighted_error: Mapping[str, float] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the block as JSON data."""
@@ -64,10 +82,14 @@ class BundleInfo:
             "method": self.method,
             "shared_blocks": layout.shared_blocks,
             "lora_rank": layout.lora_rank,
-            "ranks": dict(layout.ranks),
+            "ranks": {
+                base_name(*base): rank for base, rank in layout.base_ranks.items()
+            },
             "tie_families": layout.tie_families,
             "tied_projections": list(layout.tied_projections),
-            "layer_to_band": list(layout.bands),
+            "layer_to_band": {
+                family: list(bands) for family, bands in layout.bands.items()
+            },
             "groups": _groups_to_json(layout),
             "shapes": _shapes_to_json(layout),
             "dtype": self.dtype,
@@ -76,7 +98,9 @@ class BundleInfo:
                 for name, (dtype, shape) in sorted(self.kept.items())
             },
             "source": {"name": self.source.name, "shards": dict(self.source.shards)},
+            "calibration": _calibration_to_json(self.calibration),
             "error": dict(self.error),
+            "weighted_error": dict(self.weighted_error),
             "created_by": dict(self.created_by),
         }
 
@@ -120,7 +144,7 @@ def parse_block(block: object, where: str = CONFIG_NAME) -> BundleInfo:
             hint="Upgrade attnquant-core to read a newer bundle.",
         )
     try:
-        return _parse_version_1(block)
+        return _PARSERS[version](block)
     except AttnQuantError as error:
         raise BundleError(
             f"{where}: {BUNDLE_KEY}.{error.subject}",
@@ -136,7 +160,7 @@ def parse_block(block: object, where: str = CONFIG_NAME) -> BundleInfo:
     ) as error:
         raise BundleError(
             f"{where}: {BUNDLE_KEY}",
-            expected="the fields of a version 1 block",
+            expected=f"the fields of a version {version} block",
             found=f"{type(error).__name__}: {error}",
         ) from error
 
@@ -221,15 +245,36 @@ def _shapes_to_json(layout: ThetaLayout) -> dict[str, dict[str, list[int]]]:
 
 
 def _parse_version_1(block: Mapping[str, Any]) -> BundleInfo:
+    """Read a block in which all families have the same bands and r."""
+    return _parse(block, _parse_layout_1)
+
+
+def _parse_version_2(block: Mapping[str, Any]) -> BundleInfo:
+    """Read a block in which bands may differ by family and ranks by base."""
+    return replace(
+        _parse(block, _parse_layout_2),
+        weighted_error=_numbers(block["weighted_error"]),
+        calibration=_parse_calibration(block["calibration"]),
+    )
+
+
+_PARSERS = {1: _parse_version_1, 2: _parse_version_2}
+
+Kept = Mapping[str, tuple[str, Shape]]
+
+
+def _parse(
+    block: Mapping[str, Any],
+    parse_layout: Callable[[Mapping[str, Any], Kept], ThetaLayout],
+) -> BundleInfo:
     storage_dtype(block["dtype"])
     kept = {
         str(name): (str(entry["dtype"]), tuple(int(dim) for dim in entry["shape"]))
         for name, entry in block["kept"].items()
     }
-    layout = _parse_layout(block, kept)
     return BundleInfo(
         method=str(block["method"]),
-        layout=layout,
+        layout=parse_layout(block, kept),
         dtype=block["dtype"],
         kept=kept,
         source=Source(
@@ -239,21 +284,101 @@ def _parse_version_1(block: Mapping[str, Any]) -> BundleInfo:
                 for file, digest in block["source"]["shards"].items()
             },
         ),
-        error={str(key): float(value) for key, value in block["error"].items()},
+        error=_numbers(block["error"]),
         created_by={str(key): str(value) for key, value in block["created_by"].items()},
     )
 
 
-def _parse_layout(
-    block: Mapping[str, Any], kept: Mapping[str, tuple[str, Shape]]
-) -> ThetaLayout:
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(key): float(value) for key, value in values.items()}
+
+
+def _calibration_to_json(calibration: Calibration | None) -> dict[str, Any] | None:
+    if calibration is None:
+        return None
+    return {
+        "sha256": calibration.sha256,
+        "texts": [dict(text) for text in calibration.texts],
+    }
+
+
+def _parse_calibration(value: Mapping[str, Any] | None) -> Calibration | None:
+    if value is None:
+        return None
+    texts: list[Mapping[str, str | int]] = [
+        {
+            "name": str(text["name"]),
+            "sha256": str(text["sha256"]),
+            "tokens": int(text["tokens"]),
+        }
+        for text in value["texts"]
+    ]
+    return Calibration(str(value["sha256"]), tuple(texts))
+
+
+def _parse_layout_1(block: Mapping[str, Any], kept: Kept) -> ThetaLayout:
     bands = tuple(block["layer_to_band"])
     num_layers, blocks = len(bands), block["shared_blocks"]
+    if bands != (expected := layer_to_band(num_layers, blocks)):
+        _contradiction("layer_to_band", list(expected), list(bands))
+    grouping, shapes = _parse_projections(block, kept, num_layers)
+    layout = make_layout(
+        shapes,
+        num_layers=num_layers,
+        shared_blocks=blocks,
+        lora_rank=block["lora_rank"],
+        tie_families=block["tie_families"],
+        grouping=grouping,
+    )
+    _check_equal(block, lora_rank=layout.lora_rank, ranks=layout.ranks)
+    return layout
+
+
+def _parse_layout_2(block: Mapping[str, Any], kept: Kept) -> ThetaLayout:
+    bands = block["layer_to_band"]
+    tied = tied_families_for(block["tie_families"])
+    num_layers = len(bands[tied[0]])
+    grouping, shapes = _parse_projections(block, kept, num_layers)
+    if tuple(bands) != tied:
+        _contradiction("layer_to_band", list(tied), list(bands))
+    layout = make_layout(
+        shapes,
+        num_layers=num_layers,
+        shared_blocks=num_layers,
+        # What follows from bands and groups; the ranks themselves come next.
+        lora_rank=block["lora_rank"],
+        tie_families=block["tie_families"],
+        grouping=grouping,
+        bands=bands,
+    )
+    names = {base_name(*base): base for base in layout.bases}
+    ranks = block["ranks"]
+    if ranks.keys() != names.keys():
+        _contradiction("ranks", sorted(names), sorted(ranks))
+    layout = replace(
+        layout, base_ranks={names[name]: rank for name, rank in ranks.items()}
+    )
+    for name, base in names.items():
+        shared = len(layout.bases[base]) > 1
+        bound = min(layout.lora_rank, *layout.shapes[base]) if shared else 0
+        lowest = 1 if shared else 0
+        if type(ranks[name]) is not int or not lowest <= ranks[name] <= bound:
+            raise SettingError(
+                f"ranks.{name}",
+                expected=f"a rank from {lowest} to {bound}",
+                found=json.dumps(ranks[name]),
+            )
+    _check_equal(block, lora_rank=layout.lora_rank, shared_blocks=layout.shared_blocks)
+    return layout
+
+
+def _parse_projections(
+    block: Mapping[str, Any], kept: Kept, num_layers: int
+) -> tuple[Grouping, dict[ProjectionKey, Shape]]:
+    """Return the grouping key and every projection's shape that a block stands for."""
     tied = tied_families_for(block["tie_families"])
     if tuple(block["tied_projections"]) != tied:
         _contradiction("tied_projections", list(tied), block["tied_projections"])
-    if bands != (expected := layer_to_band(num_layers, blocks)):
-        _contradiction("layer_to_band", list(expected), list(bands))
     groups, shapes = block["groups"], block["shapes"]
 
     def grouping(layer: int, family: str) -> Group:
@@ -276,18 +401,13 @@ def _parse_layout(
         for layer in range(num_layers)
         if grouping(layer, family) is not NoBase.ABSENT
     ]
-    layout = make_layout(
-        {key: shape_of(key) for key in keys},
-        num_layers=num_layers,
-        shared_blocks=blocks,
-        lora_rank=block["lora_rank"],
-        tie_families=block["tie_families"],
-        grouping=grouping,
-    )
-    for field, value in {"lora_rank": layout.lora_rank, "ranks": layout.ranks}.items():
-        if block[field] != value:
-            _contradiction(field, value, block[field])
-    return layout
+    return grouping, {key: shape_of(key) for key in keys}
+
+
+def _check_equal(block: Mapping[str, Any], **expected: object) -> None:
+    for name, value in expected.items():
+        if type(block[name]) is not type(value) or block[name] != value:
+            _contradiction(name, value, block[name])
 
 
 def _contradiction(field: str, expected: object, found: object) -> None:

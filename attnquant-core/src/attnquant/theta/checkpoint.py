@@ -60,6 +60,30 @@ class Tensors(Mapping[str, Array]):
             raise _unreadable(path, error) from error
         return array
 
+    def rows(self, name: str, block_bytes: int) -> Iterator[tuple[int, Array]]:
+        """Read one tensor block by block: the first row of each, and its rows.
+
+        Args:
+            name: The tensor's.
+            block_bytes: Size of a block; a row is never split.
+
+        Raises:
+            KeyError: If there is none of that name.
+            CheckpointError: If its file cannot be read.
+        """
+        info = self.infos[name]
+        if info.nbytes <= block_bytes or not info.shape:
+            yield 0, self[name]
+            return
+        height = max(1, block_bytes * info.shape[0] // info.nbytes)
+        for row in range(0, info.shape[0], height):
+            try:
+                with safe_open(info.file, framework="np") as file:
+                    block = file.get_slice(name)[row : row + height]
+            except (SafetensorError, OSError) as error:
+                raise _unreadable(info.file, error) from error
+            yield row, block
+
     def __iter__(self) -> Iterator[str]:
         """Iterate over names, sorted."""
         return iter(sorted(self.infos))
@@ -81,6 +105,10 @@ class RenamedTensors(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         """Read one tensor by its new name."""
         return self._tensors[self._sources[name]]
+
+    def rows(self, name: str, block_bytes: int) -> Iterator[tuple[int, Array]]:
+        """Read one tensor by its new name, block by block."""
+        return self._tensors.rows(self._sources[name], block_bytes)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over new names, sorted."""

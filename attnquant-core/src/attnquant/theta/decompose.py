@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,11 @@ from attnquant.theta.grouping import Grouping, uniform
 from attnquant.theta.layout import ThetaLayout, check_positive_rank, make_layout
 from attnquant.theta.lowrank import (
     Factors,
+    Fit,
+    Float32,
     apply_factors,
+    fit_plain,
     mean_base,
-    truncated_svd,
 )
 from attnquant.theta.names import (
     FACTORS,
@@ -38,9 +40,17 @@ from attnquant.theta.names import (
     parse_projection,
     projection_name,
 )
+from attnquant.theta.statistics import InputKey, Statistics, input_of
+from attnquant.theta.weighted import fit_weighted, weighted_error, with_ridge
 
-METHOD = "mean-svd"
-"""The identifier that a bundle records for this method."""
+MEAN_SVD = "mean-svd"
+"""The plain method: the mean of the weights, and a truncated SVD of what is left."""
+
+WEIGHTED = "weighted"
+"""The method that needs statistics: `attnquant.theta.weighted`."""
+
+METHODS = (WEIGHTED, MEAN_SVD)
+"""The identifiers that a bundle records."""
 
 Progress = Callable[[BaseKey], None]
 """Called after each base has been decomposed."""
@@ -56,26 +66,30 @@ class DecomposedBase:
         squared_error: Sum over its layers of ``||W - W_eff||²`` (Frobenius), as
             stored: rounding to the storage dtype is part of it.
         squared_norm: Sum over its layers of ``||W||²``.
+        output_error: Sum over its layers of ``tr((W - W_eff)·C·(W - W_eff)ᵀ)``, the
+            mean square of what changes in their outputs; None without statistics.
+        output_norm: Sum over its layers of ``tr(W·C·Wᵀ)``; None without statistics.
     """
 
     base: BaseKey
     tensors: dict[str, Array]
     squared_error: float
     squared_norm: float
+    output_error: float | None = None
+    output_norm: float | None = None
 
 
 @dataclass
 class FamilyErrors:
-    """Accumulates the relative Frobenius error of each family."""
+    """Accumulates the relative error of each family."""
 
     _error: dict[str, float] = field(default_factory=dict)
     _norm: dict[str, float] = field(default_factory=dict)
 
-    def add(self, part: DecomposedBase) -> None:
-        """Count one base in."""
-        family = part.base.family
-        self._error[family] = self._error.get(family, 0.0) + part.squared_error
-        self._norm[family] = self._norm.get(family, 0.0) + part.squared_norm
+    def add(self, family: str, error: float, norm: float) -> None:
+        """Count one base in: its squared error, and what it is relative to."""
+        self._error[family] = self._error.get(family, 0.0) + error
+        self._norm[family] = self._norm.get(family, 0.0) + norm
 
     def relative(self) -> dict[str, float]:
         """Return ``sqrt(Σ||W - W_eff||² / Σ||W||²)`` per family."""
@@ -100,6 +114,7 @@ def iter_decomposed(
     state_dict: Mapping[str, Array],
     layout: ThetaLayout,
     dtype: str | None = None,
+    statistics: Statistics | None = None,
 ) -> Iterator[DecomposedBase]:
     """Decompose base after base; only one base's matrices are read at a time.
 
@@ -108,16 +123,46 @@ def iter_decomposed(
         layout: Which bases there are.
         dtype: Storage dtype of W0, U, s and V; by default what the projection has
             (float32 for what cannot be stored as it is).
+        statistics: What the weighted method is to fit to; None for the plain one.
 
     Raises:
         CheckpointError: If a projection is not floating-point, or holds a NaN or an
-            infinity.
+            infinity; or if the statistics lack a moment.
     """
-    for base, layers in layout.bases.items():
-        names = [projection_name(layer, base.family) for layer in layers]
-        matrices = [_finite(name, state_dict[name]) for name in names]
-        target = storage_dtype(dtype) if dtype else _default_dtype(matrices[0])
-        yield _decompose_base(base, layers, matrices, layout.rank_of(base), target)
+    for base in layout.bases:
+        yield decompose_base(state_dict, layout, base, dtype, statistics)
+
+
+def decompose_base(
+    state_dict: Mapping[str, Array],
+    layout: ThetaLayout,
+    base: BaseKey,
+    dtype: str | None = None,
+    statistics: Statistics | None = None,
+) -> DecomposedBase:
+    """Decompose the layers of one base; arguments as for `iter_decomposed`.
+
+    Raises:
+        CheckpointError: As `iter_decomposed` does.
+    """
+    layers = layout.bases[base]
+    names = [projection_name(layer, base.family) for layer in layers]
+    matrices = [_finite(name, state_dict[name]) for name in names]
+    target = storage_dtype(dtype) if dtype else _default_dtype(matrices[0])
+    rank = layout.rank_of(base)
+    if not rank:
+        moments: list[Float32] = []
+        fit = Fit(mean_base(matrices, target), ())
+    elif statistics is None:
+        moments = []
+        fit = fit_plain(matrices, rank, target)
+    else:
+        source = input_of(base.family)
+        moments = [statistics.moment(InputKey(layer, source)) for layer in layers]
+        regular = [with_ridge(moment) for moment in moments]
+        fit = fit_weighted(matrices, regular, rank, target)
+        del regular
+    return _measured(base, layers, matrices, fit, moments)
 
 
 def decompose_standard_state_dict_to_attnquant(
@@ -289,29 +334,38 @@ def relative_frobenius_error(
     return math.sqrt(error / norm) if norm else math.inf
 
 
-def _decompose_base(
+def _measured(
     base: BaseKey,
     layers: tuple[int, ...],
-    matrices: list[Array],
-    rank: int,
-    dtype: np.dtype[Any],
+    matrices: Sequence[Array],
+    fit: Fit,
+    moments: Sequence[Float32],
 ) -> DecomposedBase:
-    shared = mean_base(matrices, dtype)
-    check_finite(f"{base_name(*base)} in {dtype}", shared)
-    tensors = {base_name(*base): shared}
-    squared_error = squared_norm = 0.0
-    for layer, matrix in zip(layers, matrices, strict=True):
+    """Name a fit's tensors, and compare it, as stored, with the original."""
+    check_finite(f"{base_name(*base)} in {fit.base.dtype}", fit.base)
+    tensors = {base_name(*base): fit.base}
+    squared_error = squared_norm = output_error = output_norm = 0.0
+    for index, (layer, matrix) in enumerate(zip(layers, matrices, strict=True)):
         exact = widen(matrix)
-        factors = None
-        if rank:
-            # Against the base as stored: the factors make up for its rounding too.
-            factors = truncated_svd(exact - widen(shared), rank, dtype)
-            for factor, value in zip(FACTORS, factors, strict=True):
-                tensors[factor_name(layer, base.family, factor)] = value
-        difference = exact - apply_factors(shared, factors)
+        factors = fit.factors[index] if fit.factors else None
+        for factor, value in zip(FACTORS, factors or (), strict=False):
+            name = factor_name(layer, base.family, factor)
+            check_finite(f"{name} in {value.dtype}", value)
+            tensors[name] = value
+        difference = exact - apply_factors(fit.base, factors)
         squared_error += float(np.square(difference, dtype=np.float64).sum())
         squared_norm += float(np.square(exact, dtype=np.float64).sum())
-    return DecomposedBase(base, tensors, squared_error, squared_norm)
+        if moments:
+            output_error += weighted_error(difference, moments[index])
+            output_norm += weighted_error(exact, moments[index])
+    return DecomposedBase(
+        base,
+        tensors,
+        squared_error,
+        squared_norm,
+        output_error if moments else None,
+        output_norm if moments else None,
+    )
 
 
 def _finite(name: str, matrix: Array) -> Array:
@@ -323,8 +377,13 @@ def _finite(name: str, matrix: Array) -> Array:
     return matrix
 
 
-def check_finite(name: str, array: Array) -> None:
+def check_finite(name: str, array: Array, row: int = 0) -> None:
     """Refuse an array that holds a NaN or an infinity.
+
+    Args:
+        name: The tensor's.
+        array: The tensor, or rows of it.
+        row: The first of them.
 
     Raises:
         CheckpointError: Naming the tensor and the first bad entry.
@@ -334,10 +393,13 @@ def check_finite(name: str, array: Array) -> None:
     finite = np.isfinite(array)
     if not finite.all():
         where = np.unravel_index(int(np.argmin(finite)), array.shape)
+        place = [int(i) for i in where]
+        if place:
+            place[0] += row
         raise CheckpointError(
             name,
             expected="finite values only",
-            found=f"{array[where]} at {[int(i) for i in where]}",
+            found=f"{array[where]} at {place}",
         )
 
 

@@ -1,20 +1,26 @@
 """The layout: which theta tensors a decomposition has, and of which shape.
 
-A layout follows from the number of layers, G, r, the tie mode, the W0 groups and the
-projections' shapes alone. It is what a bundle's reader checks tensors against, what
-the decomposition walks through and what the serving layers are built from, so that
-these three cannot disagree.
+A layout follows from the number of layers, bands, ranks, the tie mode, the W0 groups
+and the projections' shapes alone. Bands may differ between families and ranks between
+bases; `base_of` and `rank_of` are the one way to ask for either. The layout is what a
+bundle's reader checks tensors against, what the decomposition walks through and what
+the serving layers are built from, so that these three cannot disagree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnquant.errors import CheckpointError, PluginError, SettingError
-from attnquant.theta.bands import check_shared_blocks, layer_to_band
-from attnquant.theta.families import FAMILIES, tied_families_for
+from attnquant.theta.bands import check_bands, check_shared_blocks, layer_to_band
+from attnquant.theta.families import (
+    FAMILIES,
+    PerFamily,
+    per_family,
+    tied_families_for,
+)
 from attnquant.theta.grouping import Grouping, NoBase, uniform
 from attnquant.theta.names import (
     BaseKey,
@@ -35,10 +41,11 @@ class ThetaLayout:
 
     Attributes:
         num_layers: L.
-        shared_blocks: G.
-        lora_rank: r as asked for; 0 at passthrough.
+        shared_blocks: G; where families differ in it, the largest.
+        lora_rank: r as asked for, 0 at passthrough; where ranks differ, the largest.
         tie_families: The tie mode.
-        bands: The band of each layer.
+        bands: For each decomposed family, the band of each layer.
+        base_ranks: For each shared base, the rank of the factors around it.
         bases: For each shared base, the layers that share it, in order.
         shapes: For each shared base, its shape ``(out, in)``.
         kept_dense: Projections that the checkpoint has and that stay dense.
@@ -49,7 +56,8 @@ class ThetaLayout:
     shared_blocks: int
     lora_rank: int
     tie_families: str
-    bands: tuple[int, ...]
+    bands: Mapping[str, tuple[int, ...]]
+    base_ranks: Mapping[BaseKey, int]
     bases: Mapping[BaseKey, tuple[int, ...]]
     shapes: Mapping[BaseKey, Matrix]
     kept_dense: frozenset[ProjectionKey]
@@ -63,7 +71,26 @@ class ThetaLayout:
     @property
     def is_passthrough(self) -> bool:
         """Whether each band has one layer, so that the model is the original."""
-        return self.shared_blocks == self.num_layers
+        return all(count == self.num_layers for count in self.blocks.values())
+
+    @cached_property
+    def blocks(self) -> dict[str, int]:
+        """G of each decomposed family: its number of bands."""
+        return {family: 1 + bands[-1] for family, bands in self.bands.items()}
+
+    @property
+    def has_equal_bands(self) -> bool:
+        """Whether G alone says what the bands of every family are."""
+        split = layer_to_band(self.num_layers, self.shared_blocks)
+        return all(bands == split for bands in self.bands.values())
+
+    @property
+    def has_equal_ranks(self) -> bool:
+        """Whether r alone says what the rank of every base is."""
+        return all(
+            rank == _rank_within(self.lora_rank, self.bases[base], self.shapes[base])
+            for base, rank in self.base_ranks.items()
+        )
 
     @cached_property
     def _base_of(self) -> dict[ProjectionKey, BaseKey]:
@@ -80,12 +107,23 @@ class ThetaLayout:
     def rank_of(self, base: BaseKey) -> int:
         """Return the rank of the factors around a base.
 
-        It is r, but never more than the matrix can have, and 0 where a base serves
-        one layer only: that base is the layer's own matrix, the residual is zero.
+        It is never more than the matrix can have, and 0 where a base serves one
+        layer only: that base is the layer's own matrix, the residual is zero.
         """
-        if len(self.bases[base]) == 1:
-            return 0
-        return min(self.lora_rank, *self.shapes[base])
+        return self.base_ranks[base]
+
+    def with_ranks(self, ranks: Mapping[BaseKey, int]) -> ThetaLayout:
+        """Return this layout with other ranks.
+
+        Args:
+            ranks: For every base the rank wanted; where a matrix cannot have it, or a
+                base serves one layer only, it is lowered as `rank_of` says.
+        """
+        within = {
+            base: _rank_within(ranks[base], self.bases[base], shape)
+            for base, shape in self.shapes.items()
+        }
+        return replace(self, base_ranks=within, lora_rank=max(within.values()))
 
     @cached_property
     def ranks(self) -> dict[str, int]:
@@ -120,32 +158,36 @@ def make_layout(
     shapes: Mapping[ProjectionKey, Shape],
     *,
     num_layers: int,
-    shared_blocks: int,
-    lora_rank: int | None,
+    shared_blocks: int | PerFamily,
+    lora_rank: int | PerFamily | None,
     tie_families: str = "all",
     grouping: Grouping = uniform,
+    bands: Mapping[str, Sequence[int]] | None = None,
 ) -> ThetaLayout:
     """Build the layout of a decomposition.
 
     Args:
         shapes: Shape ``(out, in)`` of each projection the checkpoint has.
         num_layers: L.
-        shared_blocks: G.
-        lora_rank: r. It has no effect at passthrough (``G == L``), where it may be
-            left out.
+        shared_blocks: G, of all families or of each; a decomposed family for which
+            nothing says it has a base per layer.
+        lora_rank: r, of all families or of each. It has no effect where ``G == L``,
+            and may be left out there.
         tie_families: ``"all"`` or ``"attn"``.
         grouping: The W0 grouping key.
+        bands: For some decomposed families the band of each layer, in place of the
+            equal split that G stands for.
 
     Raises:
-        SettingError: If G, r or the tie mode is out of bounds.
+        SettingError: If G, r, the bands or the tie mode are out of bounds, or given
+            for a family that is not decomposed.
         CheckpointError: If a projection is missing, is there but must not be, is
             not a matrix, or has another shape than those it shares a base with.
         PluginError: If the grouping key returns what is no group, or leaves nothing
             to decompose.
     """
-    check_shared_blocks(shared_blocks, num_layers)
     tied = tied_families_for(tie_families)
-    bands = layer_to_band(num_layers, shared_blocks)
+    splits = _splits(per_family(shared_blocks), bands or {}, tied, num_layers)
     members: dict[BaseKey, list[int]] = {}
     kept_dense: set[ProjectionKey] = set()
     absent: set[ProjectionKey] = set()
@@ -159,7 +201,7 @@ def make_layout(
                 kept_dense.add(key)
             else:
                 _check_group(key, group)
-                base = BaseKey(bands[layer], group, family)
+                base = BaseKey(splits[family][layer], group, family)
                 members.setdefault(base, []).append(layer)
     _check_presence(shapes, num_layers, absent)
     if not members:
@@ -169,18 +211,89 @@ def make_layout(
             found="none: all are dense or absent",
         )
     base_shapes = _base_shapes(members, shapes)
-    rank = 0 if shared_blocks == num_layers else _check_rank(lora_rank, base_shapes)
+    shared = [family for family in tied if 1 + splits[family][-1] < num_layers]
+    ranks = _ranks(per_family(lora_rank), shared, tied, base_shapes)
     return ThetaLayout(
         num_layers=num_layers,
-        shared_blocks=shared_blocks,
-        lora_rank=rank,
+        shared_blocks=max(1 + split[-1] for split in splits.values()),
+        lora_rank=max(ranks.values(), default=0),
         tie_families=tie_families,
-        bands=bands,
+        bands=splits,
+        base_ranks={
+            base: _rank_within(ranks.get(base.family, 0), layers, base_shapes[base])
+            for base, layers in members.items()
+        },
         bases={base: tuple(layers) for base, layers in members.items()},
         shapes=base_shapes,
         kept_dense=frozenset(kept_dense),
         absent=frozenset(absent),
     )
+
+
+def _splits(
+    blocks: PerFamily,
+    bands: Mapping[str, Sequence[int]],
+    tied: Sequence[str],
+    num_layers: int,
+) -> dict[str, tuple[int, ...]]:
+    """Return the band of each layer, per decomposed family."""
+    _check_tied("shared_blocks", blocks.named, tied)
+    _check_tied("layer_to_band", bands, tied)
+    splits = {}
+    for family in tied:
+        if family in bands:
+            splits[family] = check_bands(bands[family], num_layers)
+            continue
+        count = blocks.of(family)
+        if count is None and blocks.named:
+            count = num_layers
+        splits[family] = layer_to_band(
+            num_layers, check_shared_blocks(count, num_layers)
+        )
+    return splits
+
+
+def _ranks(
+    asked: PerFamily,
+    shared: Sequence[str],
+    tied: Sequence[str],
+    shapes: Mapping[BaseKey, Matrix],
+) -> dict[str, int]:
+    """Return r of each family that has shared bases, checked."""
+    _check_tied("lora_rank", asked.named, tied)
+    ranks = {}
+    for family in shared:
+        rank = asked.of(family)
+        if rank is None and asked.named:
+            raise SettingError(
+                "lora_rank",
+                expected=f"a positive integer for {family}, whose bases are shared",
+                found=str(asked),
+            )
+        ranks[family] = check_positive_rank(rank)
+    names = {base: base_name(*base) for base in shapes}
+    for family in ranks.keys() & asked.named.keys():
+        own = {names[base]: shapes[base] for base in shapes if base.family == family}
+        if own:
+            check_rank_bound(ranks[family], own)
+    if asked.default is not None and ranks.keys() - asked.named.keys():
+        check_rank_bound(
+            asked.default, {names[base]: shape for base, shape in shapes.items()}
+        )
+    return ranks
+
+
+def _check_tied(subject: str, named: Mapping[str, object], tied: Sequence[str]) -> None:
+    if strange := [family for family in named if family not in tied]:
+        raise SettingError(
+            subject,
+            expected="families among those decomposed, " + ", ".join(tied),
+            found=strange[0],
+        )
+
+
+def _rank_within(rank: int, layers: Sequence[int], shape: Matrix) -> int:
+    return min(rank, *shape) if len(layers) > 1 else 0
 
 
 def check_positive_rank(lora_rank: object) -> int:
@@ -216,13 +329,6 @@ def check_rank_bound(lora_rank: int, shapes: Mapping[str, Shape]) -> int:
             found=str(lora_rank),
         )
     return lora_rank
-
-
-def _check_rank(lora_rank: object, shapes: Mapping[BaseKey, Matrix]) -> int:
-    rank = check_positive_rank(lora_rank)
-    return check_rank_bound(
-        rank, {base_name(*base): shape for base, shape in shapes.items()}
-    )
 
 
 def _check_group(key: ProjectionKey, group: object) -> None:

@@ -73,20 +73,30 @@ class TensorFile:
             os.ftruncate(self._file, size)
         _write_at(self._file, header, 0)
 
-    def write(self, name: str, array: Array) -> None:
-        """Write one tensor.
+    def write(self, name: str, array: Array, row: int = 0) -> None:
+        """Write one tensor, or some of its rows.
+
+        Args:
+            name: The tensor's.
+            array: All of it, or rows from `row` on.
+            row: The first row.
 
         Raises:
             KeyError: If the file is to hold no tensor of that name.
             ValueError: If dtype or shape are not those announced.
             OSError: If it cannot be written.
         """
-        if (array.dtype, array.shape) != self._specs[name]:
-            msg = f"{name}: {array.dtype} {array.shape}, not {self._specs[name]}"
+        dtype, shape = self._specs[name]
+        fits = array.shape == shape and row == 0
+        if array.ndim and array.shape[1:] == shape[1:]:
+            fits = 0 <= row <= row + len(array) <= shape[0]
+        if array.dtype != dtype or not fits:
+            msg = f"{name}: {array.dtype} {array.shape} at {row}, not {dtype} {shape}"
             raise ValueError(msg)
         # As bytes, since numpy exports no buffer of bfloat16.
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        _write_at(self._file, data.data, self._offsets[name])
+        stride = spec_bytes((dtype, shape[1:])) if row else 0
+        _write_at(self._file, data.data, self._offsets[name] + row * stride)
 
     def flush(self) -> None:
         """Wait until what was written is on the disk."""

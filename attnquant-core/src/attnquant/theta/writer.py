@@ -1,25 +1,30 @@
-"""Writing a theta bundle: shard by shard, then all at once under its final name.
+"""Writing a theta bundle: base by base, and under its final name when it is whole.
 
-Everything is written into a hidden sibling directory that is renamed at the end. An
-interrupted or failed run leaves nothing under the final name, and removes the sibling.
+Everything is written into a hidden sibling directory that is renamed at the end. The
+weight files have their final size from the start, and each tensor its place in them, so
+that no more than one base is in memory; a journal says which bases are done. A run that
+is interrupted leaves the hidden directory, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+import scipy
 
 import attnquant
 from attnquant.errors import CheckpointError, SettingError
-from attnquant.theta.bundle import BundleInfo, Source
+from attnquant.theta.bundle import BundleInfo, Calibration, Source
 from attnquant.theta.checkpoint import (
     BUNDLE_KEY,
     CONFIG_NAME,
@@ -30,27 +35,39 @@ from attnquant.theta.checkpoint import (
     sha256,
 )
 from attnquant.theta.decompose import (
-    METHOD,
+    MEAN_SVD,
+    WEIGHTED,
+    DecomposedBase,
     FamilyErrors,
     check_finite,
-    iter_decomposed,
+    decompose_base,
     kept_names,
     projection_shapes,
 )
-from attnquant.theta.directory import check_target, whole_directory
-from attnquant.theta.dtypes import Array, common_storage_dtype, storage_dtype
+from attnquant.theta.directory import check_target, resumable_directory
+from attnquant.theta.dtypes import common_storage_dtype, storage_dtype
+from attnquant.theta.families import PerFamily, per_family
 from attnquant.theta.grouping import Grouping
+from attnquant.theta.journal import Journal
 from attnquant.theta.layout import (
     ThetaLayout,
     check_positive_rank,
     check_rank_bound,
     make_layout,
 )
-from attnquant.theta.names import projection_name
+from attnquant.theta.names import BaseKey, ProjectionKey, base_name, projection_name
 from attnquant.theta.prefix_map import PrefixMap
+from attnquant.theta.shards import ShardWriter
+from attnquant.theta.statistics import Statistics, describe_source
+from attnquant.theta.tensor_file import TensorSpec, spec_bytes
 
 SHARD_BYTES = 2_000_000_000
 """Default size above which a bundle's next shard begins."""
+
+_BLOCK_BYTES = 1 << 24
+"""How much of a tensor that is only copied is in memory at a time."""
+
+_JOURNAL = "journal.jsonl"
 
 _TEMPLATES = "additional_chat_templates"
 _WEIGHT_SUFFIXES = frozenset(
@@ -70,22 +87,30 @@ class Plan:
         tensors: Its tensors under canonical names.
         layout: Which theta tensors there will be.
         dtype: Their storage dtype.
+        statistics: What the weighted method fits to; None for the plain one.
     """
 
     checkpoint: Checkpoint
     tensors: RenamedTensors
     layout: ThetaLayout
     dtype: str
+    statistics: Statistics | None = None
+
+    @property
+    def method(self) -> str:
+        """The method's identifier."""
+        return MEAN_SVD if self.statistics is None else WEIGHTED
 
 
 @dataclass(frozen=True)
 class Written:
-    """What `write_bundle` made: where, its block, and bytes before and after."""
+    """What `write_bundle` made: where, its block, bytes before and after, seconds."""
 
     path: Path
     info: BundleInfo
     source_bytes: int
     bundle_bytes: int
+    seconds: float
 
 
 def plan_decomposition(
@@ -93,10 +118,11 @@ def plan_decomposition(
     prefix_map: PrefixMap,
     grouping: Grouping,
     *,
-    shared_blocks: int,
-    lora_rank: int | None,
+    shared_blocks: int | PerFamily,
+    lora_rank: int | PerFamily | None,
     tie_families: str = "all",
     dtype: str | None = None,
+    statistics: Statistics | None = None,
 ) -> Plan:
     """Check a checkpoint and settings against each other, reading no weights.
 
@@ -104,14 +130,16 @@ def plan_decomposition(
         checkpoint: An open standard checkpoint.
         prefix_map: The architecture's.
         grouping: The architecture's W0 grouping key.
-        shared_blocks: G, from 1 to the number of layers.
-        lora_rank: r; may be None at passthrough.
+        shared_blocks: G, from 1 to the number of layers; of all families or of each.
+        lora_rank: r, of all families or of each; may be None at passthrough.
         tie_families: ``"all"`` or ``"attn"``.
         dtype: Storage dtype; by default that of the checkpoint's projections.
+        statistics: Calibration statistics of this checkpoint, for the weighted
+            method; without them the method is the plain one.
 
     Raises:
-        CheckpointError: If the checkpoint is a bundle already, or its tensors are
-            not those of the architecture.
+        CheckpointError: If the checkpoint is a bundle already, its tensors are not
+            those of the architecture, or the statistics lack a moment it needs.
         SettingError: If a setting is out of bounds.
     """
     if checkpoint.is_bundle:
@@ -121,8 +149,10 @@ def plan_decomposition(
             found="a theta bundle",
             hint="Decompose the checkpoint that it was made from.",
         )
-    if lora_rank is not None:
-        check_positive_rank(lora_rank)
+    rank = per_family(lora_rank)
+    for value in [*rank.named.values(), rank.default]:
+        if value is not None:
+            check_positive_rank(value)
     if dtype is not None:
         storage_dtype(dtype)
     sources = prefix_map.rename(checkpoint.tensors)
@@ -139,14 +169,24 @@ def plan_decomposition(
         tie_families=tie_families,
         grouping=grouping,
     )
-    if lora_rank is not None:
+    if rank.default is not None:
         check_rank_bound(
-            lora_rank, {projection_name(*key): shape for key, shape in shapes.items()}
+            rank.default,
+            {projection_name(*key): shape for key, shape in shapes.items()},
+        )
+    if statistics is not None:
+        statistics.check_shapes(
+            {
+                ProjectionKey(layer, base.family): layout.shapes[base]
+                for base, layers in layout.bases.items()
+                for layer in layers
+                if layout.rank_of(base)
+            }
         )
     default = common_storage_dtype(
         str(tensors.infos[projection_name(*key)].dtype) for key in shapes
     )
-    return Plan(checkpoint, tensors, layout, dtype or default)
+    return Plan(checkpoint, tensors, layout, dtype or default, statistics)
 
 
 def write_bundle(
@@ -155,22 +195,25 @@ def write_bundle(
     *,
     overwrite: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    jobs: int = 1,
     progress: Progress | None = None,
 ) -> Written:
-    """Decompose and write a theta bundle.
+    """Decompose and write a theta bundle, or go on with one that was interrupted.
 
     Args:
         plan: From `plan_decomposition`.
         out: The directory to make.
         overwrite: Replace `out` if it exists.
         shard_bytes: Size above which the next shard begins.
+        jobs: How many bases are worked on at a time, each with its own memory.
         progress: Called as work goes on.
 
     Raises:
-        SettingError: If `out` exists and must not be replaced, or `shard_bytes` is
-            not positive.
-        CheckpointError: If a tensor is not finite or cannot be read, or if the
-            bundle cannot be written. Nothing is left under `out` then.
+        SettingError: If `out` exists and must not be replaced, `shard_bytes` or `jobs`
+            is not positive, or another process is writing there.
+        CheckpointError: If the statistics are of other weights, a tensor is not finite
+            or cannot be read, or the bundle cannot be written. Nothing is left under
+            `out` then.
     """
     check_target(
         out,
@@ -179,17 +222,49 @@ def write_bundle(
         what="a theta bundle",
         is_one=_is_bundle,
     )
-    if shard_bytes < 1:
-        raise SettingError(
-            "shard_bytes", expected="a positive number", found=repr(shard_bytes)
+    for name, value in {"shard_bytes": shard_bytes, "jobs": jobs}.items():
+        if value < 1:
+            raise SettingError(name, expected="a positive number", found=repr(value))
+    started = time.perf_counter()
+    source = describe_source(plan.checkpoint)
+    if plan.statistics is not None:
+        plan.statistics.check_model(source)
+    calibration = _calibration(plan.statistics)
+    run = _Run(plan, shard_bytes, progress)
+    ingredients = {
+        "source": dataclasses.asdict(source),
+        "calibration": calibration and dataclasses.asdict(calibration),
+        "method": plan.method,
+        "dtype": plan.dtype,
+        "tensors": {name: str(spec) for name, spec in run.specs.items()},
+        "bands": {family: list(b) for family, b in plan.layout.bands.items()},
+        "shard_bytes": shard_bytes,
+        "versions": [attnquant.__version__, np.__version__, scipy.__version__],
+    }
+    with resumable_directory(out, "a bundle", ingredients) as directory:
+        errors = run.write_tensors(directory, jobs)
+        copy_side_files(plan.checkpoint.path, directory)
+        info = BundleInfo(
+            method=plan.method,
+            layout=plan.layout,
+            dtype=plan.dtype,
+            kept=run.kept,
+            source=Source(source.name, source.shards),
+            error=errors.weights.relative(),
+            created_by={"attnquant-core": attnquant.__version__},
+            weighted_error=errors.outputs.relative(),
+            calibration=calibration,
         )
-    with whole_directory(out, "a bundle") as directory:
-        info, size = _write_into(directory, plan, shard_bytes, progress)
+        config = {**plan.checkpoint.config, BUNDLE_KEY: info.to_json()}
+        # Last, so that not even the hidden directory looks like a model before it is
+        # one.
+        write_json(directory / CONFIG_NAME, config)
     return Written(
         path=out,
         info=info,
         source_bytes=sum(t.nbytes for t in plan.tensors.infos.values()),
-        bundle_bytes=size,
+        bundle_bytes=sum(spec_bytes(spec) for spec in run.specs.values()),
+        seconds=time.perf_counter() - started,
     )
 
 
@@ -201,52 +276,111 @@ def _is_bundle(directory: Path) -> bool:
 
 
 @dataclass
-class _ShardWriter:
-    """Collects tensors and writes a shard whenever enough have come together."""
+class _Errors:
+    """What was lost per family: of the weights, and of the projections' outputs."""
 
-    directory: Path
-    limit: int
-    pending: dict[str, Array] = field(default_factory=dict)
-    pending_bytes: int = 0
-    total_bytes: int = 0
-    shards: list[list[str]] = field(default_factory=list)
+    weights: FamilyErrors = field(default_factory=FamilyErrors)
+    outputs: FamilyErrors = field(default_factory=FamilyErrors)
 
-    def add(self, name: str, array: Array) -> None:
-        if self.pending and self.pending_bytes + array.nbytes > self.limit:
-            self._flush()
-        # Not ascontiguousarray, which makes a scalar a vector.
-        self.pending[name] = np.asarray(array, order="C")
-        self.pending_bytes += array.nbytes
+    def add(self, family: str, record: Mapping[str, Any]) -> None:
+        self.weights.add(family, record["squared_error"], record["squared_norm"])
+        if record["output_error"] is not None:
+            self.outputs.add(family, record["output_error"], record["output_norm"])
 
-    def finish(self) -> None:
-        """Write what is left, give shards their final names, write the index."""
-        self._flush()
-        count = len(self.shards)
-        weight_map = {}
-        for number, names in enumerate(self.shards, start=1):
-            final = f"model-{number:05}-of-{count:05}.safetensors"
-            self._part(number).rename(self.directory / final)
-            weight_map.update(dict.fromkeys(names, final))
-        index = {
-            "metadata": {"total_size": self.total_bytes},
-            "weight_map": dict(sorted(weight_map.items())),
+
+class _Run:
+    """One plan's tensors on their way to the disk."""
+
+    def __init__(self, plan: Plan, shard_bytes: int, progress: Progress | None) -> None:
+        self._plan = plan
+        self._shard_bytes = shard_bytes
+        self._progress = progress
+        self._done = 0
+        infos = plan.tensors.infos
+        self._untouched = kept_names(plan.tensors, plan.layout)
+        self.kept = {
+            name: (str(infos[name].dtype), infos[name].shape)
+            for name in self._untouched
         }
-        write_json(self.directory / INDEX_NAME, index)
+        theta = storage_dtype(plan.dtype)
+        self.specs: dict[str, TensorSpec] = {
+            name: (theta, shape) for name, shape in plan.layout.tensors().items()
+        }
+        self.specs |= {n: (infos[n].dtype, infos[n].shape) for n in self._untouched}
+        self._steps = len(self._untouched) + sum(map(len, plan.layout.bases.values()))
 
-    def _part(self, number: int) -> Path:
-        return self.directory / f"part-{number:05}"
+    def write_tensors(self, directory: Path, jobs: int) -> _Errors:
+        """Write all weight files and their index; return what was lost."""
+        layout = self._plan.layout
+        with (
+            ShardWriter(directory, self.specs, self._shard_bytes) as shards,
+            Journal(directory / _JOURNAL) as journal,
+        ):
+            ready = [base for base in layout.bases if base_name(*base) in journal]
+            for base in ready:
+                self._step(base_name(*base), len(layout.bases[base]))
+            todo = [base for base in layout.bases if base_name(*base) not in journal]
+            for part in self._decomposed(todo, jobs):
+                for name, array in part.tensors.items():
+                    shards.write(name, array)
+                for name in part.tensors:
+                    shards.flush(name)
+                journal.add(base_name(*part.base), _record(part))
+                self._step(base_name(*part.base), len(layout.bases[part.base]))
+            for name in self._untouched:
+                if name not in journal:
+                    for row, block in self._plan.tensors.rows(name, _BLOCK_BYTES):
+                        check_finite(name, block, row)
+                        shards.write(name, block, row)
+                    shards.flush(name)
+                    journal.add(name, {})
+                self._step(name, 1)
+            errors = _Errors()
+            for base in layout.bases:
+                errors.add(base.family, journal[base_name(*base)])
+            write_json(directory / INDEX_NAME, shards.index())
+        (directory / _JOURNAL).unlink()
+        return errors
 
-    def _flush(self) -> None:
-        if not self.pending:
+    def _decomposed(
+        self, bases: Sequence[BaseKey], jobs: int
+    ) -> Iterator[DecomposedBase]:
+        plan = self._plan
+
+        def one(base: BaseKey) -> DecomposedBase:
+            return decompose_base(
+                plan.tensors, plan.layout, base, plan.dtype, plan.statistics
+            )
+
+        if jobs == 1:
+            yield from map(one, bases)
             return
-        path = self._part(len(self.shards) + 1)
-        save_file(self.pending, path, metadata={"format": "pt"})
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-        path.chmod(0o644)  # safetensors makes files that only their owner can read
-        self.shards.append(list(self.pending))
-        self.total_bytes += self.pending_bytes
-        self.pending, self.pending_bytes = {}, 0
+        with ThreadPoolExecutor(jobs) as pool:
+            waiting = deque(bases)
+            running: set[Future[DecomposedBase]] = set()
+            try:
+                while waiting or running:
+                    while waiting and len(running) < jobs:
+                        running.add(pool.submit(one, waiting.popleft()))
+                    finished, running = wait(running, return_when=FIRST_COMPLETED)
+                    for future in finished:
+                        yield future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _step(self, what: str, count: int) -> None:
+        self._done += count
+        if self._progress:
+            self._progress(what, self._done, self._steps)
+
+
+def _record(part: DecomposedBase) -> dict[str, float | None]:
+    return {
+        "squared_error": part.squared_error,
+        "squared_norm": part.squared_norm,
+        "output_error": part.output_error,
+        "output_norm": part.output_norm,
+    }
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -254,53 +388,13 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_into(
-    directory: Path, plan: Plan, shard_bytes: int, progress: Progress | None
-) -> tuple[BundleInfo, int]:
-    layout = plan.layout
-    shards = _ShardWriter(directory, shard_bytes)
-    errors = FamilyErrors()
-    kept: dict[str, tuple[str, tuple[int, ...]]] = {}
-    untouched = kept_names(plan.tensors, layout)
-    total = sum(map(len, layout.bases.values())) + len(untouched)
-    done = 0
-
-    def step(what: str, count: int) -> None:
-        nonlocal done
-        done += count
-        if progress:
-            progress(what, done, total)
-
-    for part in iter_decomposed(plan.tensors, layout, plan.dtype):
-        errors.add(part)
-        for name, array in part.tensors.items():
-            shards.add(name, array)
-        step(next(iter(part.tensors)), len(layout.bases[part.base]))
-    for name in untouched:
-        array = plan.tensors[name]
-        check_finite(name, array)
-        kept[name] = (str(array.dtype), array.shape)
-        shards.add(name, array)
-        step(name, 1)
-    shards.finish()
-    copy_side_files(plan.checkpoint.path, directory)
-    source = plan.checkpoint
-    info = BundleInfo(
-        method=METHOD,
-        layout=layout,
-        dtype=plan.dtype,
-        kept=kept,
-        source=Source(
-            source.path.resolve().name,
-            {shard.name: "sha256:" + sha256(shard) for shard in source.shards},
-        ),
-        error=errors.relative(),
-        created_by={"attnquant-core": attnquant.__version__},
+def _calibration(statistics: Statistics | None) -> Calibration | None:
+    if statistics is None:
+        return None
+    return Calibration(
+        sha256(statistics.path),
+        tuple(dataclasses.asdict(text) for text in statistics.texts),
     )
-    config = {**source.config, BUNDLE_KEY: info.to_json()}
-    # Last, so that not even the hidden directory looks like a model before it is one.
-    write_json(directory / CONFIG_NAME, config)
-    return info, shards.total_bytes
 
 
 def copy_side_files(source: Path, target: Path) -> None:
@@ -314,4 +408,4 @@ def copy_side_files(source: Path, target: Path) -> None:
         if path.is_file():
             shutil.copyfile(path, target / path.name)
     if (templates := source / _TEMPLATES).is_dir():
-        shutil.copytree(templates, target / _TEMPLATES)
+        shutil.copytree(templates, target / _TEMPLATES, dirs_exist_ok=True)

@@ -1,0 +1,287 @@
+"""The weighted method for one base: smallest error of outputs, not of weights.
+
+Layers i of one base have weights ``W_i [out, in]`` and inputs of second moment
+``C_i [in, in]`` (see `attnquant.theta.statistics`). Sought are a base W0 and, per
+layer, ``L_i`` of rank r that minimise
+
+    f = sum_i tr(E_i C_i E_iᵀ),        E_i = W_i - W0 - L_i
+
+the mean square of what changes in the projections' outputs. Given all L_i the best base
+is ``W0 = (sum_i A_i C_i)(sum_i C_i)⁻¹`` with ``A_i = W_i - L_i``. Put into f, and with
+``S = sum_j C_j``, what remains as a function of one L_i alone is
+
+    tr((W_i - L_i - X_i) P_i (W_i - L_i - X_i)ᵀ) + constant
+
+    X_i = (sum_{j≠i} A_j C_j)(S - C_i)⁻¹    the best base of the other layers
+    P_i = C_i - C_i S⁻¹ C_i             the parallel sum of C_i and S - C_i
+
+so the best L_i, *with the base following it*, is ``U Uᵀ (W_i - X_i)`` with U the top r
+eigenvectors of ``(W_i - X_i) P_i (W_i - X_i)ᵀ``. Layers take turns at this step, which
+is an exact minimiser, so f never rises. It gets further than residuals given the base
+and the base given residuals in turn: those stand still at once where the C_i are alike,
+since residuals of two layers then point in opposite directions and leave the base where
+it is. Two layers are solved outright: f depends on L_1 - L_2 only, a matrix of rank 2r.
+
+No inverse is formed: S and S - C_i are factorised (Cholesky). Where the statistics have
+fewer tokens than dimensions C_i is singular; a ridge makes it definite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, eigh
+
+from attnquant.theta.dtypes import Array, widen
+from attnquant.theta.lowrank import (
+    Factors,
+    Fit,
+    Float32,
+    Float64,
+    is_sampled,
+    nonzero,
+    orthonormal,
+    random_block,
+    sample_width,
+    signed_factors,
+)
+
+RIDGE = 1e-4
+"""What is added to a moment's diagonal, relative to the diagonal's mean."""
+
+SWEEPS = 3
+"""How often each layer of more than two has its turn."""
+
+_STALL = 1e-4
+"""A sweep that lowers f by a smaller share than this is the last."""
+
+_POWER_STEPS = 2
+
+Metric = Callable[[Float64], Float64]
+"""Multiplies a thin block ``[in, k]`` by a semidefinite matrix ``[in, in]``."""
+
+
+def with_ridge(moment: Float32, ridge: float = RIDGE) -> Float64:
+    """Return a moment in float64, its diagonal raised by a share of its mean.
+
+    The ridge stands for a small error of the weights themselves beside that of the
+    outputs. A moment that is zero (an input never seen) becomes the identity.
+    """
+    regular = moment.astype(np.float64)
+    level = float(np.trace(regular)) / len(regular)
+    regular[np.diag_indices_from(regular)] += ridge * level if level else 1.0
+    return regular
+
+
+def weighted_error(difference: Array, moment: Array) -> float:
+    """Return ``tr(E·C·Eᵀ)`` of ``E [out, in]`` and ``C [in, in]``, in float64."""
+    # The product in float32, which is twice as fast; its sum in float64.
+    product = np.asarray(difference, np.float32) @ np.asarray(moment, np.float32)
+    return float(np.multiply(product, difference, dtype=np.float64).sum())
+
+
+def fit_weighted(
+    matrices: Sequence[Array],
+    moments: Sequence[Float64],
+    rank: int,
+    dtype: np.dtype[Any],
+    *,
+    sweeps: int = SWEEPS,
+    history: list[float] | None = None,
+) -> Fit:
+    """Fit a base and factors to layers that share it.
+
+    Args:
+        matrices: W_i ``[out, in]``, two or more.
+        moments: C_i ``[in, in]``, definite (`with_ridge`).
+        rank: r, at most ``min(out, in)``.
+        dtype: Storage dtype.
+        sweeps: How often each layer of more than two has its turn, at most.
+        history: Gets f, ridge included and before rounding, after each sweep.
+    """
+    history = [] if history is None else history
+    exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
+    cholesky = cho_factor(np.sum(moments, axis=0), lower=True, check_finite=False)
+    if len(exact) == 2:  # noqa: PLR2004
+        terms = _solve_two(exact, moments, cholesky, rank)
+        base = _best_base(exact, terms, moments, cholesky)
+    else:
+        terms, base = _take_turns(
+            exact, moments, cholesky, rank, sweeps=sweeps, history=history
+        )
+    stored = base.astype(np.float32).astype(dtype)
+    # Against the base as stored: the factors make up for its rounding too.
+    factors = tuple(
+        _factors(matrix - widen(stored), moment, rank, dtype, term.left)
+        for matrix, moment, term in zip(exact, moments, terms, strict=True)
+    )
+    return Fit(stored, factors)
+
+
+class _Term(NamedTuple):
+    """One layer's ``L = left · right``: ``[out, r]`` and ``[r, in]``."""
+
+    left: Float64
+    right: Float64
+
+
+def _solve_two(
+    exact: Sequence[Float64], moments: Sequence[Float64], cholesky: Any, rank: int
+) -> list[_Term]:
+    difference = exact[0] - exact[1]
+    width = min(2 * rank, *difference.shape)
+    left = top_directions(difference, _parallel_sum(moments[0], cholesky), width)
+    right = left.T @ difference
+    # Which layer carries which direction is free; this way both have about the same.
+    return [
+        _Term(left[:, ::2], right[::2]),
+        _Term(left[:, 1::2], -right[1::2]),
+    ]
+
+
+def _take_turns(
+    exact: Sequence[Float64],
+    moments: Sequence[Float64],
+    cholesky: Any,
+    rank: int,
+    *,
+    sweeps: int,
+    history: list[float],
+) -> tuple[list[_Term], Float64]:
+    out_dim, in_dim = exact[0].shape
+    terms = [_Term(np.zeros((out_dim, 0)), np.zeros((0, in_dim))) for _ in exact]
+    total = np.sum(moments, axis=0)
+    # sum_j A_j C_j
+    weighted = np.sum([w @ c for w, c in zip(exact, moments, strict=True)], axis=0)
+    best: tuple[list[_Term], Float64] | None = None
+    for _ in range(sweeps):
+        for layer, (matrix, moment) in enumerate(zip(exact, moments, strict=True)):
+            left, right = terms[layer]
+            others = weighted - (matrix - left @ right) @ moment
+            rest = cho_factor(total - moment, lower=True, check_finite=False)
+            residual = matrix - cho_solve(rest, others.T, check_finite=False).T
+            left = top_directions(residual, _parallel_sum(moment, cholesky), rank)
+            right = left.T @ residual
+            terms[layer] = _Term(left, right)
+            weighted = others + (matrix - left @ right) @ moment
+        base = _best_base(exact, terms, moments, cholesky)
+        error = _objective(exact, terms, base, moments)
+        # Rounding apart it cannot have risen; the best is kept all the same.
+        if best is None or error < min(history):
+            best = list(terms), base
+        history.append(error)
+        if len(history) > 1 and history[-2] - error <= _STALL * history[-2]:
+            break
+    if best is None:
+        msg = f"sweeps has to be positive, not {sweeps}"
+        raise ValueError(msg)
+    return best
+
+
+def top_directions(
+    residual: Float64, metric: Metric, rank: int, start: Float64 | None = None
+) -> Float64:
+    """Return the top eigenvectors of ``D·P·Dᵀ`` as orthonormal columns ``[out, r]``.
+
+    ``U·Uᵀ·D`` is then the best approximation of D of rank r where errors E are
+    measured as ``tr(E·P·Eᵀ)``. The shorter side is diagonalised, or a sample of the
+    range where r is small beside it.
+
+    Args:
+        residual: D ``[out, in]``.
+        metric: Multiplies by P.
+        rank: r, at most ``min(out, in)``.
+        start: Columns that are expected to be close; the sample then begins with
+            them, and the result is no worse than they are.
+    """
+    out_dim, in_dim = residual.shape
+    if not is_sampled(rank, residual.shape):
+        if out_dim <= in_dim:
+            return _top_eigenvectors(residual @ metric(residual.T), rank)
+        frame, square = np.linalg.qr(residual)
+        return np.asarray(frame @ _top_eigenvectors(square @ metric(square.T), rank))
+    if start is None:
+        block = residual @ metric(
+            random_block(in_dim, sample_width(rank)).astype(np.float64)
+        )
+        steps = _POWER_STEPS
+    else:
+        extra = sample_width(rank) - start.shape[1]
+        block = np.hstack([start, residual @ random_block(in_dim, extra)])
+        steps = 1
+    for _ in range(steps):
+        block = residual @ metric(residual.T @ orthonormal(block))
+    basis = orthonormal(block)
+    projected = residual.T @ basis
+    return basis @ _top_eigenvectors(projected.T @ metric(projected), rank)
+
+
+def _top_eigenvectors(gram: Float64, rank: int) -> Float64:
+    size = len(gram)
+    # Only one triangle is read, so rounding need not be symmetric.
+    vectors = eigh(gram, subset_by_index=(size - rank, size - 1), check_finite=False)[1]
+    return np.asarray(vectors[:, ::-1])
+
+
+def _parallel_sum(moment: Float64, cholesky: Any) -> Metric:
+    """Return what multiplies by ``C - C·S⁻¹·C``."""
+
+    def multiply(block: Float64) -> Float64:
+        product = moment @ block
+        solved = cho_solve(cholesky, product, check_finite=False)
+        return np.asarray(product - moment @ solved)
+
+    return multiply
+
+
+def _best_base(
+    exact: Sequence[Float64],
+    terms: Sequence[_Term],
+    moments: Sequence[Float64],
+    cholesky: Any,
+) -> Float64:
+    """Return ``(sum_i A_i C_i) S⁻¹``, as the last A_i and a sum of differences to it.
+
+    That way equal A_i give that very matrix, and rounding is relative to how far they
+    are apart.
+    """
+    *others, last = (
+        matrix - term.left @ term.right
+        for matrix, term in zip(exact, terms, strict=True)
+    )
+    pull = np.sum(
+        [
+            (other - last) @ moment
+            for other, moment in zip(others, moments, strict=False)
+        ],
+        axis=0,
+    )
+    return np.asarray(last + cho_solve(cholesky, pull.T, check_finite=False).T)
+
+
+def _objective(
+    exact: Sequence[Float64],
+    terms: Sequence[_Term],
+    base: Float64,
+    moments: Sequence[Float64],
+) -> float:
+    error = 0.0
+    for matrix, term, moment in zip(exact, terms, moments, strict=True):
+        rest = matrix - base - term.left @ term.right
+        error += float(np.vdot(rest @ moment, rest))
+    return error
+
+
+def _factors(
+    residual: Float64,
+    moment: Float64,
+    rank: int,
+    dtype: np.dtype[Any],
+    start: Float64,
+) -> Factors:
+    left = top_directions(residual, lambda block: moment @ block, rank, start)
+    right = left.T @ residual
+    s = np.linalg.norm(right, axis=1)
+    return signed_factors(left, s, right / nonzero(s)[:, None], dtype)
