@@ -51,7 +51,8 @@ def compile_for_a_gpu(checkpoint: Path, blocks: int) -> str:
 @pytest.mark.gpu_compile
 def test_decoder_and_vision_encoder_compile_together(tmp_path: Path) -> None:
     checkpoint = write_multimodal_checkpoint(tmp_path / "tiny", dtype="bfloat16")
-    compile_for_a_gpu(checkpoint, blocks=4)
+    log = compile_for_a_gpu(checkpoint, blocks=4)
+    assert "images are served, with MAX's own vision graph" in log
 
 
 @pytest.mark.gpu_compile

@@ -19,6 +19,7 @@ from max.driver import CPU, Buffer
 from max.dtype import DType
 from max.graph import DeviceRef
 from max.graph.weights import load_weights
+from max.nn.linear import Linear
 from max.pipelines.architectures.gemma4.batch_vision_inputs import (
     VisionRawInputs,
     pack_uncached_images,
@@ -28,12 +29,14 @@ from max.pipelines.architectures.gemma4.tokenizer import Gemma4Tokenizer
 from max.pipelines.architectures.gemma4.vision_model.vision_model import (
     Gemma4VisionModel,
 )
+from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
 from max.pipelines.lib.vision_encoder_cache import VisionEncodeResult
 from safetensors.numpy import load_file
 from transformers import AutoConfig
 
 from attnquant.errors import CheckpointError
 from attnquant.serving.arrays import to_array
+from attnquant.serving.pipeline_model import AttnQuantPipelineModelMixin
 from attnquant.testing.checkpoints import read_checkpoint
 from attnquant.testing.in_process import InProcessModel
 from attnquant.testing.metrics import compare_logits
@@ -48,6 +51,7 @@ from gemma4_support.tiny import write_tiny_checkpoint
 
 SHARED: Final = Setting("g4-r4-all", 4, 4)
 PROMPTS: Final = {"image": [6], "images": [12, 6]}
+CPU_REF: Final = DeviceRef.CPU()
 TEXT: Final = [2, 100, 90, 80]
 
 
@@ -203,13 +207,13 @@ def test_the_vision_graph_gets_the_towers_tensors_untouched(
 
 def vision_graph(checkpoint: Path) -> Gemma4VisionModel:
     """Return MAX's module for a tower, which this much can be done with on a CPU."""
-    return Gemma4VisionModel(graph_config(checkpoint), DeviceRef.CPU())
+    return Gemma4VisionModel(graph_config(checkpoint), CPU_REF)
 
 
 def graph_config(checkpoint: Path) -> Any:
     config = AutoConfig.from_pretrained(checkpoint)
     found: Any = type("Config", (), {})()
-    found.devices = [DeviceRef.CPU()]
+    found.devices = [CPU_REF]
     found.unquantized_dtype = DType.float32
     found.text_config = config.text_config
     found.vision_config = Gemma4VisionConfig.initialize_from_config(
@@ -232,6 +236,33 @@ def test_a_tower_without_one_of_its_tensors_is_refused(checkpoint: Path) -> None
         model._vision_spec(graph_config(checkpoint), weights)
     assert refused.value.subject == "the vision tower"
     assert "set vision_config to null" in str(refused.value)
+
+
+@pytest.mark.parametrize("with_images", [False, True])
+def test_the_vision_graph_is_compiled_beside_the_decoder(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, with_images: bool
+) -> None:
+    def decoder_alone(*_: object) -> dict[str, GraphSpec]:
+        return {
+            GraphRole.DECODER: GraphSpec(Linear(1, 1, DType.float32, CPU_REF), "d", [])
+        }
+
+    monkeypatch.setattr(AttnQuantPipelineModelMixin, "graph_specs", decoder_alone)
+    model = object.__new__(AttnQuantGemma4Model)
+    model.devices = [CPU()]
+    model._vision_weights_dict = vision_weights(
+        load_weights([checkpoint / "model.safetensors"]), DType.float32
+    )
+    config = graph_config(checkpoint)
+    if not with_images:
+        config.vision_config = None
+    specs = model.graph_specs(config)
+    if not with_images:
+        assert specs.keys() == {GraphRole.DECODER}
+        return
+    assert specs.keys() == {GraphRole.DECODER, GraphRole.VISION}
+    assert specs[GraphRole.DECODER].group == specs[GraphRole.VISION].group is not None
+    assert isinstance(specs[GraphRole.VISION].module, Gemma4VisionModel)
 
 
 def test_a_bundle_keeps_what_prepares_images(checkpoint: Path, bundle: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -28,6 +29,9 @@ from attnquant_gemma4.weight_adapters import (
     convert_safetensor_state_dict,
     vision_weights,
 )
+
+# Below MAX's own name, since MAX's console shows no other.
+logger = logging.getLogger("max.pipelines.attnquant")
 
 
 class AttnQuantGemma4Model(
@@ -58,6 +62,7 @@ class AttnQuantGemma4Model(
             decoder = specs[GraphRole.DECODER]
             specs[GraphRole.DECODER] = dataclasses.replace(decoder, group=vision.group)
             specs[GraphRole.VISION] = vision
+            logger.info("AttnQuant: images are served, with MAX's own vision graph")
         return specs
 
     def prepare_initial_token_inputs(self, *args: Any, **options: Any) -> ModelInputs:
