@@ -1,4 +1,4 @@
-"""Served tiny models equal transformers, in every formulation, alone and in a batch."""
+"""Served tiny models equal transformers' records, alone and in a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 import pytest
 
 from attnquant.testing.in_process import InProcessModel
-from attnquant.testing.metrics import compare_logits
 from attnquant.testing.parity import (
     check_batch,
     check_record,
@@ -20,15 +19,11 @@ from gemma3_support import golden
 from gemma3_support.tiny import write_tiny_checkpoint
 
 GOLDEN: Final = golden.load(Path(__file__).parent / "golden" / "tiny.npz")
-# Each formulation at passthrough and below. What differs in the graph's body costs a
-# compilation, so gemm at passthrough is left to the real model.
+# What the conformance kit does not serve: only attention tied, and an untied head. What
+# differs in the graph's body costs a compilation; in dense, settings have the same one.
 # The third source has a sliding window that MAX cannot compile for CPUs.
 CASES: Final = [
-    ("tied", "g3-r4-all", "gemm"),
     ("tied", "g5-r8-attn", "gemm"),
-    ("tied", "passthrough", "dense"),
-    ("tied", "g3-r4-all", "dense"),
-    ("tied", "g5-r8-attn", "dense"),
     ("untied", "passthrough", "dense"),
     ("untied", "g3-r4-all", "dense"),
 ]
@@ -70,36 +65,11 @@ def test_every_prompt_equals_transformers_alone_and_in_a_batch(
     check_batch(model, records, alone)
 
 
-@pytest.mark.parametrize(
-    ("setting", "formulation", "environ"),
-    [
-        ("passthrough", "dense", {"ATTNQUANT_BLOCKS": "8"}),
-        ("passthrough", "dense", {}),
-        ("g3-r4-all", "gemm", {"ATTNQUANT_BLOCKS": "3", "ATTNQUANT_RANK": "4"}),
-    ],
-)
 def test_a_raw_checkpoint_is_decomposed_while_loading(
     checkpoints: dict[str, Path],
-    setting: str,
-    formulation: str,
-    environ: dict[str, str],
 ) -> None:
-    with serving(checkpoints["tied"], formulation, **environ) as model:
+    environ = {"ATTNQUANT_BLOCKS": "3", "ATTNQUANT_RANK": "4"}
+    with serving(checkpoints["tied"], "gemm", **environ) as model:
         for record in GOLDEN.records:
-            if (record.source, record.setting.name) == ("tied", setting):
+            if (record.source, record.setting.name) == ("tied", "g3-r4-all"):
                 check_record(model, record, golden.compare)
-
-
-def test_formulations_give_the_same_logits(
-    checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
-    setting = golden.Setting("g3-r4-all", 3, 4)
-    bundle = make_bundle(checkpoints["tied"], setting, tmp_path / "bundle")
-    prompt = [2, *range(40, 240)]
-    results = []
-    for formulation in ("gemm", "dense"):
-        with serving(bundle, formulation) as model:
-            results.append(model.generate([prompt], 8)[0])
-    found = compare_logits(*(result.logits for result in results))
-    print(f"gemm and dense: {found.cosine_distance:.1e}, {found.kl:.1e}")
-    assert max(found) < 1e-6

@@ -123,8 +123,8 @@ def test_overrides_reach_transformers(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="vocab_size 300 < 320"):
-        write_tiny_checkpoint(tmp_path, vocab_size=300)
+    with pytest.raises(ValueError, match="vocab_size 261 < 262"):
+        write_tiny_checkpoint(tmp_path, vocab_size=261)
 
 
 # --- tokenizer -------------------------------------------------------------------

@@ -68,13 +68,12 @@ def assert_same_theta(bundle: Path, adapted: Adapted) -> None:
 SETTINGS = [Setting("a", 3, 4), Setting("b", 5, 8, "attn"), Setting("c", 1, 16)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
-def test_a_bundle_and_decomposing_at_load_give_the_same_bits(
-    tmp_path: Path, setting: Setting, dtype: str
+def test_a_bfloat16_bundle_and_decomposing_at_load_give_the_same_bits(
+    tmp_path: Path,
 ) -> None:
-    checkpoint = write_tiny_checkpoint(tmp_path / "tiny", dtype=dtype)
-    bundle = make_bundle(checkpoint, setting, tmp_path / "bundle", dtype)
+    checkpoint = write_tiny_checkpoint(tmp_path / "tiny", dtype="bfloat16")
+    setting = SETTINGS[1]
+    bundle = make_bundle(checkpoint, setting, tmp_path / "bundle", "bfloat16")
     assert_same_theta(bundle, adapt(checkpoint, settings_of(setting)))
     assert_same_theta(bundle, adapt(bundle))
 

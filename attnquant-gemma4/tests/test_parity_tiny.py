@@ -22,10 +22,9 @@ from gemma4_support import golden
 from gemma4_support.tiny import write_tiny_checkpoint
 
 GOLDEN: Final = golden.load(Path(__file__).parent / "golden" / "tiny.npz")
-# Every kind of model and every formulation, at passthrough and at G < L, in as few
+# What the conformance kit, on the first of these models, does not serve, in as few
 # graphs as that takes: in dense, both settings have the same one.
 SERVED: Final = [
-    ("pattern", "g4-r4-all", "gemm"),
     ("irregular", "passthrough", "gemm"),
     ("experts", "passthrough", "dense"),
     ("experts", "g2-r4-all", "dense"),

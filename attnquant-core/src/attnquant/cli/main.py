@@ -12,6 +12,7 @@ from typing import NoReturn
 import attnquant
 from attnquant.cli import (
     calibrate,
+    check,
     decompose,
     doctor,
     evaluate,
@@ -23,7 +24,17 @@ from attnquant.cli import (
 from attnquant.errors import AttnQuantError
 from attnquant.settings import warn_unknown_variables
 
-COMMANDS = (calibrate, decompose, doctor, evaluate, export, inspect, plugins, report)
+COMMANDS = (
+    calibrate,
+    check,
+    decompose,
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    plugins,
+    report,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from attnquant.testing.parts import PARTS
+
 MARKER = "attnquant"
-PARTS = ("structural", "hooks", "serving")
-"""Of the kit: without MAX, with MAX, and with compiled models."""
 
 pytest.register_assert_rewrite("attnquant.testing.conformance", "attnquant.testing")
 
