@@ -1,7 +1,7 @@
 """Every tiny model, in every formulation, at passthrough and at G < L, as recorded.
 
-`test_parity_tiny` and the conformance kit have what else runs every day; here is the rest
-of the table. `dense` has one graph for a model, at any G, so it is compiled once.
+`test_parity_tiny` and the conformance kit have what else runs every day; here is the
+rest of the table. `dense` has one graph for a model, at any G: it is compiled once.
 """
 
 from __future__ import annotations
