@@ -28,6 +28,7 @@ from attnquant.cli import inspect as inspect_command
 from attnquant.cli import plugins as list_plugins
 from attnquant.cli.main import build_parser
 from attnquant.errors import AttnQuantError, SettingError
+from attnquant.needs import serving_needs
 from attnquant.registry import collect_architectures
 from attnquant.theta import FAMILIES, make_layout
 from attnquant.theta.bands import check_shared_blocks
@@ -401,7 +402,9 @@ def test_the_json_of_decompose_and_inspect_is_as_shown(tmp_path: Path) -> None:
         example["source_bytes"] / example["bundle_bytes"], abs=0.005
     )
 
-    beside = inspect_command.summary(bundle).keys() - bundle.info.to_json().keys()
+    needs = serving_needs(bundle, plugins.installed_plugins())
+    shown = inspect_command.summary(bundle, needs)
+    beside = shown.keys() - bundle.info.to_json().keys()
     paragraph = section(page, "What it prints").partition("Its JSON is")[2]
     assert beside <= set(re.findall(r"`(\w+)`", paragraph))
 

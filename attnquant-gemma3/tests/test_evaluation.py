@@ -181,25 +181,43 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
-def test_at_passthrough_nothing_is_lost(
-    checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_at_passthrough_nothing_is_lost_whatever_the_environment_says(
+    checkpoint: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     setting = golden.Setting("passthrough", None, 0)
     bundle = make_bundle(checkpoint, setting, tmp_path / "bundle")
+    # What would decompose the reference while it is loaded, and refuse the bundle.
+    monkeypatch.setenv("ATTNQUANT_BLOCKS", "1")
+    monkeypatch.setenv("ATTNQUANT_RANK", "1")
     (found,) = evaluated(bundle, checkpoint, text, capsys)["texts"]
     assert found["ratio"] == pytest.approx(1.0, abs=1e-6)
     assert found["max_kl"] < 1e-6
     assert found["top1_agreement"] == 1.0
 
 
-def test_a_setting_of_the_environment_changes_nothing(
-    checkpoint: Path,
-    text: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_max_cannot_run_is_told_in_one_line(
+    checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ATTNQUANT_BLOCKS", "1")
-    monkeypatch.setenv("ATTNQUANT_RANK", "1")
-    (found,) = evaluated(checkpoint, checkpoint, text, capsys)["texts"]
-    assert (found["ratio"], found["max_kl"]) == (1.0, 0.0)
-    assert found["reference_perplexity"] < 330  # of 320 tokens: no worse than a guess
+    arguments = ["calibrate", str(checkpoint), "--text", str(text)]
+    arguments += ["--out", str(tmp_path / "statistics")]
+    assert main([*arguments, "--quantization-encoding", "bfloat16"]) == 1
+    error = capsys.readouterr().err
+    assert f"{checkpoint} on cpu in bfloat16: expected what MAX can run" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "statistics").exists()
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(
+    checkpoint: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((checkpoint / name).read_bytes())
+    arguments = ["calibrate", str(bare), "--text", str(text)]
+    assert main([*arguments, "--out", str(tmp_path / "statistics")]) == 1
+    assert f"{bare}: tokenizer: expected one of" in capsys.readouterr().err

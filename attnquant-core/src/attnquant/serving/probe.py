@@ -62,8 +62,16 @@ class Probe:
         """
         installed_plugins().find(open_checkpoint(path).architecture)
         self.window = window
-        with _settings({FORMULATION.name: "dense"}):
-            self._load(path, devices, encoding)
+        try:
+            with _settings({FORMULATION.name: "dense"}):
+                self._load(path, devices, encoding)
+        except ValueError as error:
+            # MAX's way to say that device, encoding and files do not go together.
+            raise ServingError(
+                f"{path} on {devices} in {encoding}",
+                expected="what MAX can run",
+                found=" ".join(str(error).split()),
+            ) from error
 
     def _load(self, path: Path, devices: str, encoding: str) -> None:
         arguments: dict[str, Any] = {

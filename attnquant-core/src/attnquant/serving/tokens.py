@@ -33,6 +33,15 @@ class Encoder:
                 expected="tokenizer files that transformers can load",
                 found=str(error).strip().partition("\n")[0],
             ) from error
+        # Without a vocabulary transformers makes one up that knows no word.
+        files = sorted(set(self._tokenizer.vocab_files_names.values()))
+        if not any((path / name).is_file() for name in files):
+            raise ServingError(
+                f"{path}: tokenizer",
+                expected="one of " + ", ".join(files),
+                found="none",
+                hint="Copy the tokenizer's files from where the checkpoint came from.",
+            )
         alone: list[int] = self._tokenizer("").input_ids
         begins = alone[:1] == [self._tokenizer.bos_token_id]
         self.start = tuple(alone[:1]) if begins else ()
