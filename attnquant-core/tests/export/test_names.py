@@ -1,19 +1,14 @@
-"""Names lead back to those of checkpoints, and files hold tensors in order."""
+"""Canonical names lead back to those that checkpoints have."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnquant.errors import PluginError
-from attnquant.export.files import split
 from attnquant.export.names import checkpoint_names
 from attnquant.theta.prefix_map import PrefixMap
-from attnquant.theta.tensor_file import TensorSpec, spec_bytes
 
 parts = st.sampled_from(["", "model.", "language_model.", "a.b.", "tower."])
 maps = st.dictionaries(parts, parts, min_size=1).map(PrefixMap)
@@ -54,18 +49,3 @@ def test_no_way_back_is_the_plugin_s_fault() -> None:
         PluginError, match=r"a prefix that leads to norm\.weight, found 'm\.'"
     ):
         checkpoint_names(["norm.weight"], PrefixMap({"m.": "inner."}))
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 100))
-def test_files_hold_every_tensor_once_in_order(sizes: list[int], limit: int) -> None:
-    specs: dict[str, TensorSpec] = {
-        f"t{i}": (np.dtype(np.int8), (size,)) for i, size in enumerate(sizes)
-    }
-    shards = split(specs, limit)
-    assert [name for shard in shards for name in shard] == list(specs)
-    for shard in shards:
-        assert len(shard) == 1 or sum(spec_bytes(specs[n]) for n in shard) <= limit
-    # No file is begun while its first tensor would still fit into the one before.
-    for before, after in pairwise(shards):
-        total = sum(spec_bytes(specs[n]) for n in [*before, after[0]])
-        assert total > limit

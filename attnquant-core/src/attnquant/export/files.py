@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from attnquant.theta.checkpoint import INDEX_NAME, SINGLE_NAME
+from attnquant.theta.checkpoint import INDEX_NAME
 from attnquant.theta.dtypes import Array
-from attnquant.theta.tensor_file import TensorFile, TensorSpec, spec_bytes
+from attnquant.theta.shards import ShardWriter
+from attnquant.theta.tensor_file import TensorSpec, spec_bytes
 from attnquant.theta.writer import write_json
 
 Read = Callable[[], Array]
@@ -15,9 +16,6 @@ Read = Callable[[], Array]
 
 Progress = Callable[[str, int, int], None]
 """Called with what has just been written, the steps done, and the steps in all."""
-
-_METADATA = {"format": "pt"}
-"""What transformers wants to find in a safetensors file."""
 
 
 def write_tensors(
@@ -28,7 +26,7 @@ def write_tensors(
     shard_bytes: int,
     progress: Progress | None = None,
 ) -> int:
-    """Write the weights of a checkpoint, with an index where there are several files.
+    """Write the weights of a checkpoint, and the index of their files.
 
     Args:
         directory: Where they go.
@@ -43,51 +41,10 @@ def write_tensors(
     Raises:
         OSError: If a file cannot be written.
     """
-    shards = split(specs, shard_bytes)
-    names = (
-        [SINGLE_NAME]
-        if len(shards) == 1
-        else [
-            f"model-{number:05}-of-{len(shards):05}.safetensors"
-            for number in range(1, len(shards) + 1)
-        ]
-    )
-    done = 0
-    for file_name, members in zip(names, shards, strict=True):
-        chosen = {name: specs[name] for name in members}
-        with TensorFile(directory / file_name, chosen, _METADATA) as file:
-            for name in members:
-                file.write(name, reads[name]())
-                done += 1
-                if progress:
-                    progress(name, done, len(specs))
-    size = sum(map(spec_bytes, specs.values()))
-    if len(shards) > 1:
-        weight_map = {
-            name: file_name
-            for file_name, members in zip(names, shards, strict=True)
-            for name in members
-        }
-        index = {
-            "metadata": {"total_size": size},
-            "weight_map": dict(sorted(weight_map.items())),
-        }
-        write_json(directory / INDEX_NAME, index)
-    return size
-
-
-def split(specs: Mapping[str, TensorSpec], limit: int) -> list[list[str]]:
-    """Divide tensors, in order, among files of at most `limit` bytes each.
-
-    A tensor that is larger than that has a file of its own.
-    """
-    shards: list[list[str]] = []
-    room = 0
-    for name, spec in specs.items():
-        size = spec_bytes(spec)
-        if not shards or size > room:
-            shards.append([])
-            room = limit
-        shards[-1].append(name)
-        room -= size
-    return shards
+    with ShardWriter(directory, specs, shard_bytes) as writer:
+        for done, (name, read) in enumerate(reads.items(), start=1):
+            writer.write(name, read())
+            if progress:
+                progress(name, done, len(specs))
+        write_json(directory / INDEX_NAME, writer.index())
+    return sum(map(spec_bytes, specs.values()))
