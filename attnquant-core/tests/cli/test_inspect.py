@@ -42,6 +42,19 @@ def test_a_bundle_is_described(run: Run, bundle: Path) -> None:
     assert rest[1] == "with no calibration statistics"
 
 
+def test_families_may_differ_in_bands_and_ranks(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    blocks, rank = "3,q_proj=2", "3,q_proj=5"
+    command = ("decompose", model, "--out", tmp_path / "b", "--blocks", blocks)
+    assert run(*command, "--rank", rank).code == 0
+    out = run("inspect", tmp_path / "b").out
+    assert "4 layers in up to 3 bands, rank up to 5, float32" in out
+    rows = {line.split()[0]: line.split()[1:3] for line in out.splitlines()}
+    assert rows["q_proj"] == ["2", "5"]
+    assert rows["down_proj"] == ["3", "3"]
+
+
 def test_sizes_are_compared_with_what_the_projections_would_take(
     run: Run, bundle: Path
 ) -> None:

@@ -90,11 +90,13 @@ def describe(bundle: Bundle, needs: ServingNeeds) -> str:
     """Return a short text: what it is, a table of families, provenance, needs."""
     info, layout = bundle.info, bundle.info.layout
     total = format_bytes(sum(family_bytes(bundle).values()))
+    bands = "" if layout.has_equal_bands else "up to "
+    rank = "" if layout.has_equal_ranks else "up to "
     path, architecture = bundle.checkpoint.path, bundle.checkpoint.architecture
     head = (
         f"{path}: {architecture}, a theta bundle of {total}\n"
-        f"{layout.num_layers} layers in {layout.shared_blocks} bands, rank"
-        f" {layout.lora_rank}, {info.dtype}, method {info.method}"
+        f"{layout.num_layers} layers in {bands}{layout.shared_blocks} bands, rank"
+        f" {rank}{layout.lora_rank}, {info.dtype}, method {info.method}"
     )
     return "\n".join([head, _table(bundle), *_provenance(info), *_needs(needs)])
 

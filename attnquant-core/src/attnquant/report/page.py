@@ -123,8 +123,8 @@ def _table(
             [
                 _name(section),
                 bundle.info.method,
-                str(layout.shared_blocks),
-                str(layout.lora_rank),
+                _up_to(layout.shared_blocks, exactly=layout.has_equal_bands),
+                _up_to(layout.lora_rank, exactly=layout.has_equal_ranks),
                 f"{size / 1e6:,.1f}",
                 f"{size / reference_bytes:.1%}",
                 *(ratios.get(name, "-") for name in names),
@@ -153,14 +153,21 @@ def _name(section: Section) -> str:
     return section.anatomy.bundle.checkpoint.path.resolve().name
 
 
+def _up_to(number: int, *, exactly: bool) -> str:
+    return str(number) if exactly else f"up to {number}"
+
+
 def _settings(section: Section) -> str:
     info = section.anatomy.bundle.info
     layout = info.layout
-    ranks = ", ".join(f"{family} {rank}" for family, rank in layout.ranks.items())
+    families = ", ".join(
+        f"{family} {layout.blocks[family]} and {rank}"
+        for family, rank in layout.ranks.items()
+        if family in info.error
+    )
     return (
-        f"{layout.num_layers} layers, {layout.shared_blocks} bands, method"
-        f" {info.method}, {info.dtype}; largest rank of each family: {ranks}. Made from"
-        f" {info.source.name}."
+        f"{layout.num_layers} layers, method {info.method}, {info.dtype}. Bands and"
+        f" largest rank of each family: {families}. Made from {info.source.name}."
     )
 
 
