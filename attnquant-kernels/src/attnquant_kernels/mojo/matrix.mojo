@@ -1,5 +1,7 @@
 """A row-major matrix in memory, as kernels see it."""
 
+from std.sys import align_of
+
 
 struct Matrix[dtype: DType](ImplicitlyCopyable, RegisterPassable):
     """Where a row-major matrix (or a part of one) begins, and its row stride."""
@@ -31,9 +33,16 @@ struct Matrix[dtype: DType](ImplicitlyCopyable, RegisterPassable):
         )
 
     @always_inline
-    def load[width: Int](self, row: Int, column: Int) -> SIMD[DType.float32, width]:
-        """Load neighbours of one row, widened to float32."""
-        return self.start.unsafe_load[width=width](
+    def load[
+        width: Int, alignment: Int = align_of[Scalar[Self.dtype]]()
+    ](self, row: Int, column: Int) -> SIMD[DType.float32, width]:
+        """Load neighbours of one row, widened to float32.
+
+        Parameters:
+            width: How many.
+            alignment: Bytes that their address is known to be a multiple of.
+        """
+        return self.start.unsafe_load[width=width, alignment=alignment](
             row * self.stride + column
         ).cast[DType.float32]()
 
