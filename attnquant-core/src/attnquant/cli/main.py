@@ -18,6 +18,7 @@ from attnquant.cli import (
     evaluate,
     export,
     inspect,
+    new_model,
     plugins,
     report,
 )
@@ -32,6 +33,7 @@ COMMANDS = (
     evaluate,
     export,
     inspect,
+    new_model,
     plugins,
     report,
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attnquant.testing import ModelConformance, Setting
 from oracle import Array, forward
+
+from attnquant.testing import ModelConformance, Setting
 
 
 class TestLlama(ModelConformance):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from attnquant.testing.checkpoints import digest, read_checkpoint
 from attnquant.testing.parity import serving
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from attnquant.serving.api import TextBatchProcessor, with_flags
 from max.graph.weights import WeightsFormat
 from max.pipelines.context import TextContext
 from max.pipelines.kv_cache.memory_planner import PagedMemoryPlanner
 from max.pipelines.lib import SupportedArchitecture, TextTokenizer
 from max.pipelines.modeling.types import PipelineTask
 
+from attnquant.serving.api import TextBatchProcessor, with_flags
 from attnquant_llama.model import AttnQuantLlamaModel
 from attnquant_llama.model_config import AttnQuantLlamaConfig
 from attnquant_llama.plugin import ARCHITECTURE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from max.nn.layer import Module
+
 from attnquant.hookspecs import AttentionFactory
 from attnquant.serving.api import (
     AttnQuantDecoder,
@@ -9,8 +11,6 @@ from attnquant.serving.api import (
     AttnQuantTextModel,
 )
 from attnquant.theta import ATTN_FAMILIES, MLP_FAMILIES
-from max.nn.layer import Module
-
 from attnquant_llama.layers.transformer_block import AttnQuantLlamaBlock, make_norm
 from attnquant_llama.model_config import AttnQuantLlamaConfig
 

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from attnquant.hookspecs import AttentionFactory
 from attnquant.serving.api import AttnQuantTextPipelineModel, WeightAdapter
-
 from attnquant_llama.llama_attnquant import AttnQuantLlama
 from attnquant_llama.model_config import AttnQuantLlamaConfig
 from attnquant_llama.weight_adapters import convert_safetensor_state_dict

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from attnquant.errors import ServingError
-from attnquant.serving.api import AttnQuantConfigMixin, check_device, settings_of
 from max.pipelines.architectures.llama3.model_config import Llama3Config
 from max.pipelines.lib import MAXModelConfig, PipelineConfig
 from max.pipelines.modeling.config_enums import SupportedEncoding
 
+from attnquant.errors import ServingError
+from attnquant.serving.api import AttnQuantConfigMixin, check_device, settings_of
 from attnquant_llama.plugin import ARCHITECTURE
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from attnquant.hookspecs import AttentionFactory
-from attnquant.serving.api import StackedProjection
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, ops
 from max.nn.attention import AttentionWithRope
 from max.nn.kv_cache import PagedCacheValues
 from max.nn.linear import Linear
 from max.nn.rotary_embedding import Llama3RotaryEmbedding
+
+from attnquant.hookspecs import AttentionFactory
+from attnquant.serving.api import StackedProjection
 
 if TYPE_CHECKING:
     from attnquant_llama.model_config import AttnQuantLlamaConfig

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from attnquant.serving.api import AttnQuantMLP
 from max.graph import TensorValue
 from max.nn.kv_cache import PagedCacheValues
 from max.nn.layer import Module
 from max.nn.norm import RMSNorm
 
+from attnquant.serving.api import AttnQuantMLP
 from attnquant_llama.model_config import AttnQuantLlamaConfig
 
 
