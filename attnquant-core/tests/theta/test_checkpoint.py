@@ -18,6 +18,7 @@ from attnquant.theta.checkpoint import (
 from core_support.tiny import (
     BFLOAT16,
     assert_same_bits,
+    bits,
     tiny_config,
     tiny_weights,
     write_checkpoint,
@@ -111,3 +112,19 @@ def test_a_digest_is_that_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"attnquant")
     expected = hashlib.sha256(b"attnquant").hexdigest()
     assert expected == sha256(tmp_path / "x")
+
+
+@pytest.mark.parametrize("block_bytes", [1, 48, 100, 10**9])
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16])
+def test_a_tensor_read_in_rows_is_the_tensor(
+    tmp_path: Path, block_bytes: int, dtype: np.dtype
+) -> None:
+    weights = tiny_weights(1, dtype=dtype)
+    path = write_checkpoint(tmp_path / "model", weights, tiny_config(1), prefix="")
+    tensors = open_checkpoint(path).tensors
+    for name, array in weights.items():
+        parts = list(tensors.rows(name, block_bytes))
+        assert [row for row, _ in parts] == list(
+            np.cumsum([0, *(len(part) for _, part in parts[:-1])])
+        )
+        assert bits(array) == bits(np.concatenate([part for _, part in parts]))

@@ -77,9 +77,10 @@ class Tensors(Mapping[str, Array]):
             return
         height = max(1, block_bytes * info.shape[0] // info.nbytes)
         for row in range(0, info.shape[0], height):
+            end = min(row + height, info.shape[0])
             try:
                 with safe_open(info.file, framework="np") as file:
-                    block = file.get_slice(name)[row : row + height]
+                    block = file.get_slice(name)[row:end]
             except (SafetensorError, OSError) as error:
                 raise _unreadable(info.file, error) from error
             yield row, block

@@ -41,7 +41,12 @@ from attnquant.theta.names import (
     projection_name,
 )
 from attnquant.theta.statistics import InputKey, Statistics, input_of
-from attnquant.theta.weighted import fit_weighted, weighted_error, with_ridge
+from attnquant.theta.weighted import (
+    fit_weighted,
+    output_energy,
+    weighted_error,
+    with_ridge,
+)
 
 MEAN_SVD = "mean-svd"
 """The plain method: the mean of the weights, and a truncated SVD of what is left."""
@@ -357,7 +362,7 @@ def _measured(
         squared_norm += float(np.square(exact, dtype=np.float64).sum())
         if moments:
             output_error += weighted_error(difference, moments[index])
-            output_norm += weighted_error(exact, moments[index])
+            output_norm += output_energy(exact, moments[index])
     return DecomposedBase(
         base,
         tensors,

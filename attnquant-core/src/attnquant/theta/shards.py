@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -66,9 +66,10 @@ class ShardWriter:
         """Write a tensor, or some rows of one; see `TensorFile.write`."""
         self._file_of[name].write(name, array, row)
 
-    def flush(self, name: str) -> None:
-        """Wait until all that was written beside a tensor is on the disk."""
-        self._file_of[name].flush()
+    def flush(self, names: Iterable[str]) -> None:
+        """Wait until what was written of some tensors is on the disk."""
+        for file in {self._file_of[name] for name in names}:
+            file.flush()
 
     def index(self) -> dict[str, object]:
         """Return the index of the files, in Hugging Face's form."""

@@ -323,8 +323,7 @@ class _Run:
             for part in self._decomposed(todo, jobs):
                 for name, array in part.tensors.items():
                     shards.write(name, array)
-                for name in part.tensors:
-                    shards.flush(name)
+                shards.flush(part.tensors)
                 journal.add(base_name(*part.base), _record(part))
                 self._step(base_name(*part.base), len(layout.bases[part.base]))
             for name in self._untouched:
@@ -332,7 +331,7 @@ class _Run:
                     for row, block in self._plan.tensors.rows(name, _BLOCK_BYTES):
                         check_finite(name, block, row)
                         shards.write(name, block, row)
-                    shards.flush(name)
+                    shards.flush([name])
                     journal.add(name, {})
                 self._step(name, 1)
             errors = _Errors()
