@@ -221,3 +221,17 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(
     arguments = ["calibrate", str(bare), "--text", str(text)]
     assert main([*arguments, "--out", str(tmp_path / "statistics")]) == 1
     assert f"{bare}: tokenizer: expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("add_bos", "start"), [(True, (BOS,)), (False, ())])
+def test_windows_begin_as_the_tokenizer_begins_a_text(
+    tmp_path: Path, add_bos: bool, start: tuple[int, ...]
+) -> None:
+    from attnquant.serving.tokens import Encoder
+
+    encoder = Encoder(write_tiny_checkpoint(tmp_path / "tiny", add_bos=add_bos))
+    assert encoder.start == start
+    tokens = encoder.encode(TEXT)
+    assert BOS not in tokens
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tiny" / "tokenizer.json"))
+    assert tokens == tokenizer.encode(TEXT, add_special_tokens=False).ids
