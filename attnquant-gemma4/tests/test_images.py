@@ -42,7 +42,11 @@ from attnquant.testing.in_process import InProcessModel
 from attnquant.testing.metrics import compare_logits
 from attnquant.testing.parity import GREEDY_STEPS, LIMIT, make_bundle, serving
 from attnquant_gemma4.model import AttnQuantGemma4Model
-from attnquant_gemma4.model_config import has_vision_tower, serves_images
+from attnquant_gemma4.model_config import (
+    AttnQuantGemma4Config,
+    has_vision_tower,
+    serves_images,
+)
 from attnquant_gemma4.plugin import check_vision
 from attnquant_gemma4.weight_adapters import vision_weights
 from gemma4_support import vision
@@ -107,13 +111,21 @@ def model(
         rows = np.concatenate([encoded[size] for size in sizes])
         return VisionEncodeResult(embeddings=[Buffer.from_numpy(rows).to(CPU())])
 
-    with pytest.MonkeyPatch.context() as patch, serving(bundle, "gemm") as served:
+    def rows_in_the_cache(_: Any) -> tuple[int, DType]:
+        return 96, DType.float32
+
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AttnQuantGemma4Model, "pack_vision_inputs", pack)
         patch.setattr(AttnQuantGemma4Model, "vision_execute", encode)
-        # MAX's own, which does not refuse images on a CPU.
-        config = served.pipeline.pipeline_config
-        served.tokenizer = Gemma4Tokenizer(str(bundle), config, max_length=1024)
-        yield served
+        # In MAX, bfloat16.
+        patch.setattr(
+            AttnQuantGemma4Config, "get_vision_cache_row_spec", rows_in_the_cache
+        )
+        with serving(bundle, "gemm") as served:
+            # MAX's own, which does not refuse images on a CPU.
+            config = served.pipeline.pipeline_config
+            served.tokenizer = Gemma4Tokenizer(str(bundle), config, max_length=1024)
+            yield served
 
 
 def context(
@@ -281,8 +293,10 @@ class _Spec:
 
 
 class _ModelConfig:
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, encoding: str = "bfloat16") -> None:
         self.device_specs = [_Spec(device_type)]
+        self.quantization_encoding = encoding
+        self.weight_path: list[Path] = []
 
 
 def test_images_are_served_on_gpus_from_checkpoints_with_a_tower(
@@ -292,7 +306,9 @@ def test_images_are_served_on_gpus_from_checkpoints_with_a_tower(
     both = AutoConfig.from_pretrained(checkpoint)
     gpu: Any = _ModelConfig("gpu")
     cpu: Any = _ModelConfig("cpu")
+    in_float32: Any = _ModelConfig("gpu", "float32")
     assert serves_images(both, gpu)
+    assert not serves_images(both, in_float32)
     assert not serves_images(both, cpu)
     assert not serves_images(text, gpu)
     # The unified line has a vision config too, of an encoder that MAX does not have.

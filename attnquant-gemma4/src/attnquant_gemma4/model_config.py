@@ -13,6 +13,7 @@ from max.pipelines.architectures.gemma4.model_config import (
     Gemma4VisionConfig,
 )
 from max.pipelines.lib import MAXModelConfig, PipelineConfig
+from max.pipelines.lib.config.model_config import _select_quantization_encoding
 from max.pipelines.modeling.config_enums import SupportedEncoding
 
 from attnquant.errors import CheckpointError, ServingError
@@ -192,14 +193,18 @@ def serves_images(huggingface_config: Any, model_config: MAXModelConfig) -> bool
     """Return whether MAX's vision graph is served beside the decoder.
 
     Its attention is a kernel for GPUs (`flash_attention_ragged_gpu`), with no other
-    for CPUs.
+    for CPUs, and MAX's cache of encoded images holds bfloat16 only.
 
     Args:
         huggingface_config: The wrapper's; the decoder's has no vision tower.
-        model_config: MAX's, which says on which device the model runs.
+        model_config: MAX's, which says where the model runs, and in which dtype.
     """
-    on_gpu = all(spec.device_type == "gpu" for spec in model_config.device_specs)
-    return on_gpu and has_vision_tower(huggingface_config)
+    default = AttnQuantGemma4Config.DEFAULT_ENCODING
+    return (
+        has_vision_tower(huggingface_config)
+        and all(spec.device_type == "gpu" for spec in model_config.device_specs)
+        and _select_quantization_encoding(model_config, default) == "bfloat16"
+    )
 
 
 def decoder_config(huggingface_config: Any) -> Any:

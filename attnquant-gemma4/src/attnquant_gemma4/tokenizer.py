@@ -35,8 +35,8 @@ class AttnQuantGemma4Tokenizer(Gemma4Tokenizer):
         if (request.images or request.videos) and not self._serves_images:
             msg = (
                 "Images and videos are not supported here: AttnQuant serves them with"
-                " MAX's own vision encoder, which runs on a GPU only and needs a"
-                " checkpoint with a vision tower. Send text."
+                " MAX's own vision encoder, which runs on a GPU only, in bfloat16, and"
+                " needs a checkpoint with a vision tower. Send text."
             )
             raise InputError(msg)
         return await super().new_context(request)
