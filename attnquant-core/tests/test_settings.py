@@ -24,7 +24,7 @@ from attnquant.settings import (
     warn_unknown_variables,
 )
 from attnquant.theta.bundle import BundleInfo
-from attnquant.theta.families import ATTN_FAMILIES, FAMILIES
+from attnquant.theta.families import ATTN_FAMILIES, FAMILIES, PerFamily
 from core_support.bundles import write_tiny_bundle
 
 
@@ -249,3 +249,37 @@ def test_a_variable_says_what_it_is(variable: Variable) -> None:
     assert variable.name.startswith("ATTNQUANT_")
     assert all([variable.range, variable.default, variable.effect])
     assert variable.read({}) is None
+
+
+@pytest.fixture
+def uneven(tmp_path: Path) -> BundleInfo:
+    """Give the block of a bundle whose families differ in bands and ranks."""
+    return write_tiny_bundle(
+        tmp_path,
+        blocks=PerFamily(4, {"q_proj": 2, "k_proj": 1}),
+        rank=PerFamily(3, {"k_proj": 2}),
+    ).info
+
+
+@pytest.mark.parametrize("number", ["1", "2", "3", "4"])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ATTNQUANT_BLOCKS", "bands by family: q_proj=2,k_proj=1,v_proj=4,o_proj=4,"),
+        ("ATTNQUANT_RANK", "ranks by base: q_proj=3,k_proj=2 (what"),
+    ],
+)
+def test_no_number_repeats_what_differs_by_family(
+    uneven: BundleInfo, name: str, expected: str, number: str
+) -> None:
+    with pytest.raises(SettingError) as caught:
+        resolve_settings(4, uneven, {name: number})
+    assert caught.value.subject == name
+    assert caught.value.expected.startswith(expected)
+
+
+def test_a_bundle_that_differs_by_family_says_how_it_was_made(
+    uneven: BundleInfo,
+) -> None:
+    found = resolve_settings(4, uneven, {})
+    assert (found.shared_blocks, found.lora_rank, found.tie_families) == (4, 3, "all")

@@ -10,7 +10,9 @@ from attnquant.theta.families import (
     FAMILIES,
     MLP_FAMILIES,
     TIE_MODES,
+    PerFamily,
     module_of,
+    parse_per_family,
     tied_families_for,
 )
 from core_support.tiny import MODULES, SHAPES
@@ -48,3 +50,32 @@ def test_another_tie_mode_is_refused(mode: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_in_its_module(family: str) -> None:
     assert MODULES[family] == module_of(family)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("64", PerFamily(64)),
+        ("q_proj=64", PerFamily(None, {"q_proj": 64})),
+        (" 18 , q_proj = 9,k_proj=8", PerFamily(18, {"q_proj": 9, "k_proj": 8})),
+        ("-1", PerFamily(-1)),
+    ],
+)
+def test_numbers_by_family_are_read(text: str, expected: PerFamily) -> None:
+    assert expected == parse_per_family(text)
+    assert expected == parse_per_family(str(expected))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "1,2", "q_proj", "q_proj=", "q=3", "q_proj=1,q_proj=2", "=3", "1.5"],
+)
+def test_what_is_no_number_by_family_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_per_family(text)
+
+
+def test_a_named_family_has_its_own_number() -> None:
+    values = parse_per_family("3,q_proj=5")
+    assert [values.of("q_proj"), values.of("up_proj")] == [5, 3]
+    assert parse_per_family("q_proj=5").of("up_proj") is None

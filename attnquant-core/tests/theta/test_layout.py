@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnquant.errors import CheckpointError, PluginError, SettingError
-from attnquant.theta.families import ATTN_FAMILIES, FAMILIES
+from attnquant.theta.families import ATTN_FAMILIES, FAMILIES, PerFamily
 from attnquant.theta.grouping import UNNAMED, Group, NoBase
 from attnquant.theta.layout import (
     Shape,
@@ -36,7 +36,7 @@ def shapes_of(num_layers: int) -> Shapes:
 def layout_of(
     *,
     num_layers: int = 4,
-    blocks: int = 2,
+    blocks: object = 2,
     rank: object = 3,
     shapes: Shapes | None = None,
     tie: str = "all",
@@ -242,3 +242,59 @@ def test_ranks_are_checked_one_by_one_as_well() -> None:
     assert check_rank_bound(3, {"a": (3, 9), "b": (2, 2)}) == 3
     with pytest.raises(SettingError, match="at most 3"):
         check_rank_bound(4, {"a": (3, 9), "b": (2, 2)})
+
+
+def test_families_may_differ_in_bands_and_rank() -> None:
+    layout = layout_of(
+        blocks=PerFamily(4, {"q_proj": 2}), rank=PerFamily(3, {"k_proj": 1})
+    )
+    assert layout.blocks == dict.fromkeys(FAMILIES, 4) | {"q_proj": 2}
+    assert (layout.shared_blocks, layout.lora_rank) == (4, 3)
+    assert not layout.is_passthrough
+    assert not layout.has_equal_bands
+    assert layout.ranks == dict.fromkeys(FAMILIES, 0) | {"q_proj": 3}
+
+
+def test_a_family_that_is_not_named_has_a_base_per_layer() -> None:
+    layout = layout_of(blocks=PerFamily(None, {"v_proj": 1}), rank=2)
+    assert layout.blocks == dict.fromkeys(FAMILIES, 4) | {"v_proj": 1}
+
+
+def test_a_shared_family_needs_a_rank() -> None:
+    with pytest.raises(SettingError) as caught:
+        layout_of(blocks=2, rank=PerFamily(None, {"q_proj": 2}))
+    assert caught.value.subject == "lora_rank"
+    assert "k_proj" in caught.value.expected
+    assert caught.value.found == "q_proj=2"
+
+
+def test_a_family_with_a_rank_of_its_own_is_bound_by_its_own_matrices() -> None:
+    layout_of(rank=PerFamily(3, {"k_proj": 8}))
+    with pytest.raises(SettingError) as caught:
+        layout_of(rank=PerFamily(3, {"k_proj": 9}))
+    assert caught.value.expected.startswith("at most 8")
+
+
+@pytest.mark.parametrize("field", ["blocks", "rank"])
+def test_a_family_that_is_not_decomposed_cannot_be_named(field: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        layout_of(tie="attn", **{field: PerFamily(2, {"up_proj": 2})})
+    assert caught.value.found == "up_proj"
+
+
+def test_ranks_may_differ_between_bases() -> None:
+    layout = layout_of()
+    ranks = {base: 2 if base.band else 20 for base in layout.bases}
+    other = layout.with_ranks(ranks)
+    assert other.rank_of(BaseKey(1, UNNAMED, "q_proj")) == 2
+    # No more than the matrix can have.
+    assert other.rank_of(BaseKey(0, UNNAMED, "k_proj")) == 8
+    assert other.tensors()["layers.0.k_proj.U"] == (8, 8)
+    assert other.lora_rank == FULL_RANK
+    assert not other.has_equal_ranks
+    assert layout.has_equal_ranks
+
+
+@pytest.mark.parametrize("rank", [1, 3, 8, FULL_RANK])
+def test_ranks_that_only_the_shapes_cut_are_equal(rank: int) -> None:
+    assert layout_of(rank=rank).has_equal_ranks
