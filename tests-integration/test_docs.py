@@ -454,6 +454,7 @@ def test_flags_of_max_exist(max_flags: dict[str, set[str]]) -> None:
         DOCS / "reconstruction.md",
         DOCS / "decompose.md",
         DOCS / "plugins.md",
+        DOCS / "public-api.md",
         DOCS / "attnquant-linear.md",
         ROOT / "attnquant-kernels" / "README.md",
     ],
@@ -595,7 +596,7 @@ def test_the_map_of_the_source_is_whole() -> None:
     expected = {
         str(path.relative_to(core))
         for path in core.rglob("*.py")
-        if path.name != "__init__.py" and path.parent.name not in {"cli", "testing"}
+        if path.name != "__init__.py" and not {"cli", "testing"} & set(path.parts)
     }
     gemma3 = ROOT / "attnquant-gemma3/src/attnquant_gemma3"
     mapped = set()
@@ -619,7 +620,9 @@ def test_scripts_that_are_shown_exist(page: Path) -> None:
     for words in commands(page):
         for word in words:
             if word.endswith(".py"):
-                assert (ROOT / word).is_file(), word
+                # The story of a package names files of that package.
+                homes = (ROOT, *(ROOT / "tests-integration/thirdparty").iterdir())
+                assert any((home / word).is_file() for home in homes), word
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
