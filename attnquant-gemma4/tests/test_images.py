@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pytest
-from max.driver import CPU, Buffer
+from max.driver import CPU, Buffer, DeviceSpec
 from max.dtype import DType
 from max.graph import DeviceRef
 from max.graph.weights import load_weights
@@ -29,6 +29,7 @@ from max.pipelines.architectures.gemma4.tokenizer import Gemma4Tokenizer
 from max.pipelines.architectures.gemma4.vision_model.vision_model import (
     Gemma4VisionModel,
 )
+from max.pipelines.lib import MAXModelConfig
 from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
 from max.pipelines.lib.vision_encoder_cache import VisionEncodeResult
 from safetensors.numpy import load_file
@@ -287,30 +288,35 @@ def test_a_bundle_keeps_what_prepares_images(checkpoint: Path, bundle: Path) -> 
 # --- where images are served -----------------------------------------------------
 
 
-class _Spec:
-    def __init__(self, device_type: str) -> None:
-        self.device_type = device_type
+@pytest.mark.parametrize(
+    ("device", "encoding", "served"),
+    [
+        ("gpu", None, True),
+        ("gpu", "bfloat16", True),
+        # MAX's cache of encoded images holds bfloat16.
+        ("gpu", "float32", False),
+        ("cpu", "float32", False),
+    ],
+)
+def test_images_are_served_on_gpus_in_bfloat16(
+    tmp_path: Path, device: str, encoding: Any, *, served: bool
+) -> None:
+    path = vision.write_multimodal_checkpoint(tmp_path / "tiny", dtype="bfloat16")
+    config = MAXModelConfig(
+        model_path=str(path),
+        device_specs=[DeviceSpec(0, device)],
+        quantization_encoding=encoding,
+    )
+    assert serves_images(config.huggingface_config, config) == served
 
 
-class _ModelConfig:
-    def __init__(self, device_type: str, encoding: str = "bfloat16") -> None:
-        self.device_specs = [_Spec(device_type)]
-        self.quantization_encoding = encoding
-        self.weight_path: list[Path] = []
-
-
-def test_images_are_served_on_gpus_from_checkpoints_with_a_tower(
+def test_only_a_tower_that_max_has_the_graph_of_counts(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     text = AutoConfig.from_pretrained(write_tiny_checkpoint(tmp_path / "text"))
     both = AutoConfig.from_pretrained(checkpoint)
-    gpu: Any = _ModelConfig("gpu")
-    cpu: Any = _ModelConfig("cpu")
-    in_float32: Any = _ModelConfig("gpu", "float32")
-    assert serves_images(both, gpu)
-    assert not serves_images(both, in_float32)
-    assert not serves_images(both, cpu)
-    assert not serves_images(text, gpu)
+    assert not has_vision_tower(text)
+    assert has_vision_tower(both)
     # The unified line has a vision config too, of an encoder that MAX does not have.
     both.model_type = "gemma4_unified"
     assert not has_vision_tower(both)
