@@ -31,6 +31,7 @@ def run(*command: str | Path, cwd: Path, path: str = "") -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_new_package_is_lint_free_and_keeps_the_structural_part(
     tmp_path: Path, source: str

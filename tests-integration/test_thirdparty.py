@@ -109,6 +109,7 @@ def test_the_package_is_lint_free() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_package_keeps_every_point_of_the_kit(site: Path) -> None:
     out = pytest_of_the_package(site, "-m", "not real_model")
     assert " passed" in out

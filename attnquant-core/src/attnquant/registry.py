@@ -68,8 +68,11 @@ def collect_architectures(
             _replace(architecture)
             architectures.append(architecture)
     for plugin in plugins.plugins:
-        if plugin.in_trouble:
-            logger.warning(
+        if plugin.state is not State.LOADED:
+            # Where MAX has an architecture of its own for a model, it serves that one
+            # now, and what it then refuses is explained by this line alone.
+            logger.log(
+                logging.WARNING if plugin.in_trouble else logging.INFO,
                 "AttnQuant plugin %s (%s) is %s: %s",
                 plugin.name,
                 plugin.origin,

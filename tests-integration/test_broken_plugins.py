@@ -1,0 +1,65 @@
+"""MAX on an architecture whose plugin is in trouble: its output says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from core_support.plugins import install
+from gemma3_support.tiny import write_tiny_checkpoint
+
+pytestmark = pytest.mark.slow
+
+BIN = Path(sys.executable).parent
+
+
+def generate(model: Path, **environ: str) -> str:
+    """Ask MAX for a token, and return what it says instead."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("ATTNQUANT_")}
+    done = subprocess.run(
+        [
+            *(BIN / "max", "generate", "--model", model, "--prompt", "the"),
+            *("--custom-architectures", "attnquant", "--devices", "cpu"),
+            *("--quantization-encoding", "float32", "--max-new-tokens", "1"),
+        ],
+        env=clean | {"HF_HUB_OFFLINE": "1", "MODULAR_TELEMETRY_ENABLED": "0"} | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("broken") / "tiny")
+
+
+def test_where_another_plugin_is_loaded_the_broken_one_is_explained(
+    model: Path, tmp_path: Path
+) -> None:
+    install(tmp_path, "broken", "raise ValueError('no luck')")
+    names = "gemma4,broken,gemma9"
+    out = generate(model, ATTNQUANT_PLUGINS=names, PYTHONPATH=str(tmp_path))
+    assert (
+        "AttnQuant plugin broken (attnquant-broken 1.0) is failed: ValueError: no luck."
+        " Upgrade or reinstall attnquant-broken."
+    ) in out
+    assert "AttnQuant plugin gemma9 (not installed) is failed" in out
+    assert "AttnQuant plugin gemma3 (attnquant-gemma3 0.1.0) is disabled" in out
+
+
+def test_where_none_is_loaded_every_one_is_explained(
+    model: Path, tmp_path: Path
+) -> None:
+    install(tmp_path, "broken", "import no_such_package")
+    out = generate(model, ATTNQUANT_PLUGINS="broken", PYTHONPATH=str(tmp_path))
+    assert "expected at least one loaded plugin, found none" in out
+    assert "Plugin broken (attnquant-broken 1.0) is missing dependency" in out
+    assert "No module named 'no_such_package'. Reinstall attnquant-broken" in out
+    assert "is disabled: not in ATTNQUANT_PLUGINS." in out
