@@ -56,6 +56,8 @@ class InProcessModel:
         environ: Mapping[str, str] | None = None,
         max_batch_size: int = 8,
         max_length: int | None = None,
+        devices: str = "cpu",
+        encoding: str = "float32",
     ) -> None:
         """Compile and load, with only these ``ATTNQUANT_`` variables set.
 
@@ -64,6 +66,8 @@ class InProcessModel:
             environ: ``ATTNQUANT_`` variables.
             max_batch_size: The most prompts at once.
             max_length: The longest sequence; by default what the config allows.
+            devices: Where to run, as MAX's ``--devices`` has it.
+            encoding: MAX's name of the dtype to compute in.
         """
         from max.pipelines.lib import PIPELINE_REGISTRY, PipelineConfig
         from max.pipelines.lib.config import PipelineArgs
@@ -71,9 +75,9 @@ class InProcessModel:
         arguments: dict[str, Any] = {
             **_PLAIN,
             "max_batch_size": max_batch_size,
-            "device_specs": "cpu",
+            "device_specs": devices,
             "custom_architectures": ["attnquant"],
-            "quantization_encoding": "float32",
+            "quantization_encoding": encoding,
         }
         if max_length is not None:
             arguments["max_length"] = max_length
