@@ -11,6 +11,7 @@ from typing import Any
 
 import importlib_metadata
 import pluggy
+from packaging.specifiers import SpecifierSet
 
 from attnquant import hookspecs
 from attnquant.distributions import Declared
@@ -200,9 +201,6 @@ def within(version: str, specifier: str) -> bool:
     Raises:
         ValueError: If either is malformed.
     """
-    # Its import takes longer than that of a plugin, and not every plugin names a range.
-    from packaging.specifiers import SpecifierSet
-
     return SpecifierSet(specifier).contains(version, prereleases=True)
 
 

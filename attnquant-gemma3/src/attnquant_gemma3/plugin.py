@@ -34,7 +34,9 @@ PREFIX_MAP = PrefixMap(
 def attnquant_architectures() -> Sequence[Architecture]:
     """Name the one architecture."""
     target = "attnquant_gemma3.arch:gemma3_attnquant_arch"
-    return [Architecture(ARCHITECTURE, target, api_version=1)]
+    return [
+        Architecture(ARCHITECTURE, target, api_version=1, tested_max=">=26.7,<26.8")
+    ]
 
 
 @hookimpl

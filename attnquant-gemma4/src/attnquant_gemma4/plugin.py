@@ -53,12 +53,13 @@ PREFIX_MAP = PrefixMap(
 @hookimpl
 def attnquant_architectures() -> Sequence[Architecture]:
     """Name both architectures."""
-    arch = "attnquant_gemma4.arch"
+    targets = {
+        ARCHITECTURE: "attnquant_gemma4.arch:gemma4_attnquant_arch",
+        UNIFIED_ARCHITECTURE: "attnquant_gemma4.arch:gemma4_unified_attnquant_arch",
+    }
     return [
-        Architecture(ARCHITECTURE, f"{arch}:gemma4_attnquant_arch", api_version=1),
-        Architecture(
-            UNIFIED_ARCHITECTURE, f"{arch}:gemma4_unified_attnquant_arch", api_version=1
-        ),
+        Architecture(name, target, api_version=1, tested_max=">=26.7,<26.8")
+        for name, target in targets.items()
     ]
 
 
