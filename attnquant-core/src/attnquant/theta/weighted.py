@@ -33,7 +33,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, eigh
+from scipy.linalg import cho_factor, cho_solve, eigh, solve_triangular
 
 from attnquant.theta.dtypes import Array, widen
 from attnquant.theta.lowrank import (
@@ -152,8 +152,7 @@ def fit_weighted(
     exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
     cholesky = cho_factor(np.sum(moments, axis=0), lower=True, check_finite=False)
     if len(exact) == 2:  # noqa: PLR2004
-        terms = _solve_two(exact, moments, cholesky, rank)
-        base = _best_base(exact, terms, moments, cholesky)
+        terms, base = _solve_two(exact, moments, cholesky, rank)
     else:
         terms, base = _take_turns(
             exact, moments, cholesky, rank, sweeps=sweeps, history=history
@@ -181,16 +180,35 @@ class _Term(NamedTuple):
 
 def _solve_two(
     exact: Sequence[Float64], moments: Sequence[Float64], cholesky: Any, rank: int
-) -> list[_Term]:
+) -> tuple[list[_Term], Float64]:
+    """Return both terms and the base.
+
+    With ``D = W_1 - W_2`` and ``S = G·Gᵀ``, one block ``Z = G⁻¹·C_1·Dᵀ`` gives both
+    ``D·P·Dᵀ = D·C_1·Dᵀ - Zᵀ·Z``, whose eigenvectors U are sought, and what the base is
+    pulled by, ``(A_1 - A_2)·C_1·S⁻¹ = (1 - U·Uᵀ)·(G⁻ᵀ·Z)ᵀ``.
+    """
     difference = exact[0] - exact[1]
+    tall = difference.shape[0] > difference.shape[1]
+    # Of a tall D the square part does; its frame is put back at the end.
+    frame, square = np.linalg.qr(difference) if tall else (None, difference)
+    weighted = square @ moments[0]
+    triangle = cholesky[0]
+    block = solve_triangular(triangle, weighted.T, lower=True, check_finite=False)
     width = min(2 * rank, *difference.shape)
-    left = top_directions(difference, Metric(moments[0], cholesky), width)
-    right = left.T @ difference
+    left = _top_eigenvectors(weighted @ square.T - block.T @ block, width)
+    right = left.T @ square
+    pull = solve_triangular(
+        triangle, block, lower=True, trans="T", check_finite=False
+    ).T
+    pull = pull - left @ (left.T @ pull)
+    if frame is not None:
+        left, pull = frame @ left, frame @ pull
     # Which layer carries which direction is free; this way both have about the same.
-    return [
+    terms = [
         _Term(left[:, ::2], right[::2]),
         _Term(left[:, 1::2], -right[1::2]),
     ]
+    return terms, exact[1] - terms[1].left @ terms[1].right + pull
 
 
 def _take_turns(
