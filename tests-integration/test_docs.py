@@ -488,7 +488,7 @@ def blocks_of_zero() -> None:
 QUOTED: dict[str, tuple[str, Callable[[], object]]] = {
     "a formulation that is not there": (
         "configuration.md",
-        lambda: settings.FORMULATION.read({"ATTNQUANT_FORMULATION": "fused"}),
+        lambda: settings.FORMULATION.read({"ATTNQUANT_FORMULATION": "fuse"}),
     ),
     "a contradiction, under configuration": (
         "configuration.md",

@@ -1,7 +1,6 @@
 """Mojo kernels for AttnQuant, where they lie, and a numpy oracle for each.
 
-This version ships the oracle and the folder that custom ops are loaded from; there is
-no op in it yet, so models are served by the `gemm` and `dense` formulations.
+`attnquant_kernels.graph` puts the ops into MAX graphs; only that module imports MAX.
 """
 
 from __future__ import annotations
