@@ -1,8 +1,8 @@
 """What decomposition costs a model, in perplexity, on texts that it was not fitted to.
 
 Calibrates on MAX, decomposes at the settings below, and compares each bundle with the
-original on both held-out texts. Exits with 1 if a setting misses the ratio it should keep
-on the text of the calibration's own kind.
+original on both held-out texts. Exits with 1 if a setting misses the ratio it should
+keep on the text of the kind that the calibration text is of.
 """
 
 from __future__ import annotations

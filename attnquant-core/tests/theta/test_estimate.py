@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from attnquant.theta.estimate import Estimate, estimate
 from attnquant.theta.grouping import Group
 from attnquant.theta.prefix_map import PrefixMap
 from attnquant.theta.writer import Plan, plan_decomposition, write_bundle
+from core_support.bundles import write_tiny_statistics
 from core_support.tiny import write_tiny_checkpoint
 
 PREFIXES = PrefixMap({"model.": "", "lm_head.": "lm_head."})
@@ -48,7 +50,7 @@ def test_bytes_and_tensors_are_those_of_the_bundle(
     plan = plan_of(write_tiny_checkpoint(tmp_path / "model"), blocks, rank, tie)
     with monkeypatch.context() as patch:
         patch.setattr(Tensors, "__getitem__", no_reading)
-        found = estimate(plan, 10**9)
+        found = estimate(plan)
     written = write_bundle(plan, tmp_path / "bundle")
     assert found.bundle_bytes == written.bundle_bytes
     assert found.source_bytes == written.source_bytes
@@ -61,7 +63,7 @@ def test_bytes_and_tensors_are_those_of_the_bundle(
 
 def test_groups_are_told_apart(tmp_path: Path) -> None:
     plan = plan_of(write_tiny_checkpoint(tmp_path / "model"), 1, 2)
-    groups = {(g.family, g.group): g for g in estimate(plan, 10**9).groups}
+    groups = {(g.family, g.group): g for g in estimate(plan).groups}
     even = groups["q_proj", "even"]
     assert (even.bases, even.layers, even.rank) == (1, 2, 2)
     assert groups["k_proj", ""].layers == 4
@@ -69,7 +71,7 @@ def test_groups_are_told_apart(tmp_path: Path) -> None:
 
 
 def estimated(path: Path, blocks: int, rank: int | None) -> Estimate:
-    return estimate(plan_of(path, blocks, rank), 10**9)
+    return estimate(plan_of(path, blocks, rank))
 
 
 def test_passthrough_takes_no_arithmetic(tmp_path: Path) -> None:
@@ -78,7 +80,19 @@ def test_passthrough_takes_no_arithmetic(tmp_path: Path) -> None:
     assert estimated(path, 2, 3).seconds > 0.0
 
 
-def test_a_smaller_shard_takes_less_memory(tmp_path: Path) -> None:
-    plan = plan_of(write_tiny_checkpoint(tmp_path / "model"), 2, 3)
-    large, small = estimate(plan, 10**9), estimate(plan, 1000)
-    assert large.peak_bytes - small.peak_bytes == large.bundle_bytes - 1000
+@pytest.mark.parametrize("rank", [3, 8])
+def test_the_weighted_method_takes_more_of_all(tmp_path: Path, rank: int) -> None:
+    path = write_tiny_checkpoint(tmp_path / "model")
+    plain = plan_of(path, 2, rank)
+    statistics = write_tiny_statistics(tmp_path / "statistics", path)
+    weighted = dataclasses.replace(plain, statistics=statistics)
+    assert estimate(weighted).peak_bytes > estimate(plain).peak_bytes
+    assert estimate(weighted).bundle_bytes == estimate(plain).bundle_bytes
+
+
+def test_memory_covers_the_matrices_of_a_band(tmp_path: Path) -> None:
+    path = write_tiny_checkpoint(tmp_path / "model")
+    peaks = [estimated(path, blocks, 3).peak_bytes for blocks in (1, 2)]
+    matrix = 20 * 12 * 4
+    assert peaks[0] - peaks[1] == 2 * matrix
+    assert peaks[1] > 2 * matrix

@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         plan = _plan(options)
         if options.dry_run:
-            figures = estimate(plan, options.shard_size)
+            figures = estimate(plan)
             data, text = dry_run.summary(plan, figures), dry_run.describe(plan, figures)
         else:
             written = _write(plan, options)

@@ -10,15 +10,21 @@ import numpy as np
 
 from attnquant.theta.decompose import kept_names
 from attnquant.theta.dtypes import storage_dtype
+from attnquant.theta.lowrank import is_sampled, sample_width
 from attnquant.theta.names import BaseKey, projection_name
+from attnquant.theta.weighted import SWEEPS
 from attnquant.theta.writer import Plan
 
-_WORKING_BYTES = 48
-"""Bytes per matrix entry that decomposing one matrix needs beside its band: base and
-residual in float32 and float64, the low-rank term, the difference and its square."""
+_PLAIN_BYTES = 48
+"""Bytes per matrix entry that the plain method needs beside the band's matrices: base
+and residual in float32 and float64, the low-rank term, the difference and its square."""
 
 _GRAM_BYTES = 5 * 8
 """Bytes per entry of a Gram matrix: itself, its eigenvectors and LAPACK's room."""
+
+_WEIGHTED_BYTES = 6 * 8
+"""Bytes per matrix entry of the weighted method's blocks: the difference, its products
+with moment and factor, the base and what it is pulled by."""
 
 _TRIAL_SIZE = 768
 """Side of the matrices with which this machine's speed is tried out."""
@@ -59,8 +65,7 @@ class Estimate:
         kept_bytes: What stays as it is.
         source_bytes: What the checkpoint's tensors take, ignored ones left out.
         bundle_bytes: What the bundle's will take.
-        peak_bytes: The most memory for arrays at a time, the shard being filled
-            included.
+        peak_bytes: The most memory for arrays at a time, if one base is worked on.
         seconds: Time for the arithmetic on this machine, reading and writing left
             out; from two short trials.
     """
@@ -74,12 +79,11 @@ class Estimate:
     seconds: float
 
 
-def estimate(plan: Plan, shard_bytes: int) -> Estimate:
+def estimate(plan: Plan) -> Estimate:
     """Estimate a planned decomposition, reading no weights.
 
     Args:
         plan: From `plan_decomposition`.
-        shard_bytes: Size above which the next shard begins.
     """
     layout, infos = plan.layout, plan.tensors.infos
     itemsize = storage_dtype(plan.dtype).itemsize
@@ -94,7 +98,7 @@ def estimate(plan: Plan, shard_bytes: int) -> Estimate:
         kept_bytes=kept_bytes,
         source_bytes=sum(info.nbytes for info in infos.values()),
         bundle_bytes=theta_bytes + kept_bytes,
-        peak_bytes=_peak(plan, min(shard_bytes, theta_bytes + kept_bytes)),
+        peak_bytes=max(_peak(plan, base) for base in layout.bases),
         seconds=_seconds(plan),
     )
 
@@ -124,40 +128,66 @@ def _source_bytes(plan: Plan, base: BaseKey) -> int:
     return sum(plan.tensors.infos[name].nbytes for name in names)
 
 
-def _peak(plan: Plan, pending: int) -> int:
+def _peak(plan: Plan, base: BaseKey) -> int:
     layout = plan.layout
-    needs = [0]
-    for base, shape in layout.shapes.items():
-        entries, short = shape[0] * shape[1], min(shape)
-        working = entries * _WORKING_BYTES + short * short * _GRAM_BYTES
-        needs.append(
-            _source_bytes(plan, base) + (working if layout.rank_of(base) else 0)
-        )
-    # A shard is kept until it is full; the last tensor may come on top of it.
-    return max(needs) + pending
+    (out_dim, in_dim), layers = layout.shapes[base], len(layout.bases[base])
+    entries, short = out_dim * in_dim, min(out_dim, in_dim)
+    source = _source_bytes(plan, base)
+    if not layout.rank_of(base):
+        return source
+    if plan.statistics is None:
+        return source + entries * _PLAIN_BYTES + short * short * _GRAM_BYTES
+    # Each layer in float64, its moment in float32 and float64; their sum, factorised.
+    moments = in_dim * in_dim * (12 * layers + 16)
+    own = entries * (8 * layers + _WEIGHTED_BYTES)
+    return source + own + moments + short * short * _GRAM_BYTES
 
 
 def _seconds(plan: Plan) -> float:
-    """Estimate the time of all truncated SVDs.
+    """Estimate the time of all fits, at two rates measured on moderate matrices.
 
-    One of an ``[out, in]`` matrix with short side k multiplies about
-    ``2·out·in·k + 4·out·in·r`` times and finds the eigenvectors of a ``[k, k]`` matrix,
-    which is cubic in k. Both rates are measured on a matrix of moderate size.
+    They are products (in float64; one in float32 counts half) and the eigenvectors of a
+    ``[k, k]`` matrix, which are cubic in k.
     """
     layout = plan.layout
-    flops = cubes = 0.0
-    for base, (out_dim, in_dim) in layout.shapes.items():
+    products = cubes = 0.0
+    for base, shape in layout.shapes.items():
         if rank := layout.rank_of(base):
-            matrices, short = len(layout.bases[base]), min(out_dim, in_dim)
-            flops += matrices * 2.0 * out_dim * in_dim * (short + 2 * rank)
-            cubes += matrices * float(short) ** 3
-    if not flops:
+            layers = len(layout.bases[base])
+            fit = _plain_work if plan.statistics is None else _weighted_work
+            flops, cubic = fit(shape, rank, layers)
+            products, cubes = products + flops, cubes + cubic
+    if not products:
         return 0.0
     side = np.random.default_rng(0).normal(size=(_TRIAL_SIZE, _TRIAL_SIZE))
     product = _fastest(lambda: side @ side) / (2.0 * _TRIAL_SIZE**3)
     gram = side @ side.T
     eigen = _fastest(lambda: np.linalg.eigh(gram)) / float(_TRIAL_SIZE) ** 3
-    return flops * product + cubes * eigen
+    return products * product + cubes * eigen
+
+
+def _plain_work(shape: tuple[int, int], rank: int, layers: int) -> tuple[float, float]:
+    entries, short = float(shape[0] * shape[1]), min(shape)
+    if is_sampled(rank, shape):
+        width = sample_width(rank)
+        # Six products with the sample in float32, and W_eff for the error.
+        return layers * entries * (6.0 * width + 2 * rank), layers * float(width) ** 3
+    return layers * 2.0 * entries * (short + 2 * rank), layers * float(short) ** 3
+
+
+def _weighted_work(
+    shape: tuple[int, int], rank: int, layers: int
+) -> tuple[float, float]:
+    out_dim, in_dim = float(shape[0]), float(shape[1])
+    short, entries = min(out_dim, in_dim), out_dim * in_dim
+    # Two products in float32 per layer for the errors.
+    errors = layers * 2.0 * entries * in_dim
+    if layers == 2:  # noqa: PLR2004 (solved outright)
+        block = 4.0 * entries * (in_dim + short)
+        return in_dim**3 / 3 + block + errors, short**3
+    turns = SWEEPS * layers
+    turn = in_dim**3 / 3 + entries * (8.0 * in_dim + 4 * rank)
+    return turns * turn + errors, turns * short**3
 
 
 def _fastest(run: Callable[[], object], rounds: int = 2) -> float:
