@@ -22,7 +22,6 @@ PUBLIC = (
     "attnquant.theta",
 )
 """The modules of core that others may import from, and only what they list."""
-FOR_TESTS = ("attnquant.testing.checkpoints", "attnquant.testing.parity")
 
 
 def imports(file: Path) -> list[tuple[str, str]]:
@@ -40,10 +39,9 @@ def imports(file: Path) -> list[tuple[str, str]]:
     "file", sorted(LLAMA.rglob("*.py")), ids=lambda f: str(f.relative_to(LLAMA))
 )
 def test_only_public_names_of_core_are_imported(file: Path) -> None:
-    allowed = (*PUBLIC, *FOR_TESTS) if "tests" in file.parts[-3:] else PUBLIC
     for module, name in imports(file):
-        assert module in allowed, f"{module}.{name}"
-        if module in PUBLIC and module != "attnquant.errors":
+        assert module in PUBLIC, f"{module}.{name}"
+        if module != "attnquant.errors":
             assert name in importlib.import_module(module).__all__, f"{module}.{name}"
 
 

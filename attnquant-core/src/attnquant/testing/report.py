@@ -56,6 +56,10 @@ class _Reporter:
         if report.when != "call" and not report.failed:
             return
         sentence = self._sentences.get(report.nodeid, report.nodeid)
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            print(f"-       {sentence}  {reason}", flush=True)
+            return
         if report.passed:
             self.passed += 1
             print(f"ok      {sentence}  {report.duration:.1f} s", flush=True)

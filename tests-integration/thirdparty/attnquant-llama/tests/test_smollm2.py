@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from attnquant.testing.checkpoints import digest, read_checkpoint
-from attnquant.testing.parity import serving
+from attnquant.testing import digest, read_checkpoint, serving
 
 pytestmark = pytest.mark.real_model
 

@@ -233,7 +233,7 @@ class HooksConformance(ConformanceModel):
     def test_a_narrow_window_is_refused(self, checkpoint: Path, tmp_path: Path) -> None:
         """A sliding window that MAX cannot compile for CPUs is refused by its name."""
         if not self.decoder_config.get("sliding_window"):
-            return
+            pytest.skip("this model has no sliding window")
         config: dict[str, Any] = {"sliding_window": 64}
         if "text_config" in self.config:
             config = {"text_config": dict(self.decoder_config) | config}

@@ -87,7 +87,7 @@ class ServingConformance(ConformanceModel):
         """Without any setting, a raw checkpoint is served as the reference has it."""
         every = request.config.getoption("--attnquant-all-graphs")
         if formulation not in self.passthrough_formulations and not every:
-            return
+            pytest.skip("a graph more: asked for with --attnquant-all-graphs")
         weights, _ = read_checkpoint(checkpoint)
         with serving(checkpoint, formulation) as model:
             for prompt in self.prompts():

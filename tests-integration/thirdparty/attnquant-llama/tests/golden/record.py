@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attnquant.testing.checkpoints import digest, read_checkpoint
+from attnquant.testing import digest, read_checkpoint
 
 torch: Any = importlib.import_module("torch")
 transformers: Any = importlib.import_module("transformers")
