@@ -119,3 +119,22 @@ def test_jobs_change_no_byte(
     assert run("decompose", model, "--out", many, *options, f"--jobs={jobs}").code == 0
     for file in one.iterdir():
         assert file.read_bytes() == (many / file.name).read_bytes(), file.name
+
+
+def test_bands_are_searched_on_request(run: Run, model: Path, statistics: Path) -> None:
+    out = model.parent / "bundle"
+    options = ["--blocks=3", "--rank=2", "--statistics", statistics, "--bands=auto"]
+    done = run("decompose", model, "--out", out, *options)
+    assert (done.code, done.err) == (0, "")
+    layout = open_bundle(out).info.layout
+    assert layout.blocks == dict.fromkeys(SHAPES, 3)
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_search_needs_statistics_and_weights(
+    run: Run, model: Path, statistics: Path, more: list[str]
+) -> None:
+    given = [*more, "--statistics", statistics] if more else []
+    options = ["--blocks=3", "--rank=2", "--bands=auto", *given]
+    error = run("decompose", model, "--out", model.parent / "bundle", *options).error()
+    assert error.startswith("--bands: expected equal")

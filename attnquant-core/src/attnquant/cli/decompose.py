@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from attnquant.theta.dtypes import STORAGE_DTYPES
 from attnquant.theta.estimate import estimate
 from attnquant.theta.families import TIE_MODES, PerFamily, parse_per_family
 from attnquant.theta.layout import ThetaLayout
+from attnquant.theta.search import search_bands
 from attnquant.theta.statistics import open_statistics
 from attnquant.theta.writer import (
     SHARD_BYTES,
@@ -38,6 +40,8 @@ from attnquant.theta.writer import (
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+
+_BANDS = ("equal", "auto")
 
 _OPTIONS = {
     "lora_rank": "--rank",
@@ -90,6 +94,14 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         help="number of bands that share a base, from 1 to the number of layers; or by"
         " family, as in q_proj=9,v_proj=18: a family that is not named has a base per"
         " layer, unless a number for the others stands with it, as in 12,q_proj=9",
+    )
+    parser.add_argument(
+        "--bands",
+        choices=_BANDS,
+        default=_BANDS[0],
+        help="cut the layers into runs of equal length, or search for each family the"
+        " runs that lose least, which needs --statistics and takes several times as"
+        " long (default: equal)",
     )
     parser.add_argument(
         "--rank",
@@ -146,6 +158,12 @@ def run(options: argparse.Namespace) -> int:
             expected="nothing, since the method mean-svd uses none",
             found=str(options.statistics),
         )
+    if options.bands == "auto" and (options.statistics is None or options.dry_run):
+        raise SettingError(
+            "--bands",
+            expected="equal, since a search reads weights and statistics",
+            found="auto" + (" with --dry-run" if options.dry_run else ""),
+        )
     if options.out is None and not options.dry_run:
         options.parser.error("the following arguments are required: --out (--dry-run)")
     try:
@@ -171,7 +189,7 @@ def run(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> Plan:
     checkpoint = open_checkpoint(options.checkpoint)
     supplied = installed_plugins().find(checkpoint.architecture)
-    return plan_decomposition(
+    plan = plan_decomposition(
         checkpoint,
         supplied.prefix_map(checkpoint.config),
         supplied.grouping(checkpoint.text_config),
@@ -181,17 +199,25 @@ def _plan(options: argparse.Namespace) -> Plan:
         dtype=options.dtype,
         statistics=options.statistics and open_statistics(options.statistics),
     )
+    if options.bands == "auto" and plan.statistics is not None:
+        with _bar("search bands", "family", len(plan.layout.blocks)) as bar:
+
+            def show(family: str) -> None:
+                bar.set_postfix_str(family, refresh=False)
+                bar.update()
+
+            layout = search_bands(plan.tensors, plan.layout, plan.statistics, show)
+        plan = dataclasses.replace(plan, layout=layout)
+    return plan
+
+
+def _bar(what: str, unit: str, total: int) -> tqdm[Never]:
+    # Disabled by None: shown on a terminal only.
+    return tqdm(total=total, desc=what, unit=unit, disable=None, file=sys.stderr)
 
 
 def _write(plan: Plan, options: argparse.Namespace) -> Written:
-    with tqdm(
-        total=0,
-        desc="decompose",
-        unit="tensor",
-        # None: on a terminal only.
-        disable=None,
-        file=sys.stderr,
-    ) as bar:
+    with _bar("decompose", "tensor", 0) as bar:
         return write_bundle(
             plan,
             options.out,

@@ -17,7 +17,7 @@ from attnquant.theta.writer import Plan
 
 _PLAIN_BYTES = 48
 """Bytes per matrix entry that the plain method needs beside the band's matrices: base
-and residual in float32 and float64, the low-rank term, the difference and its square."""
+and residual in float32 and float64, the low-rank term, the difference, its square."""
 
 _GRAM_BYTES = 5 * 8
 """Bytes per entry of a Gram matrix: itself, its eigenvectors and LAPACK's room."""

@@ -125,6 +125,41 @@ class ThetaLayout:
         }
         return replace(self, base_ranks=within, lora_rank=max(within.values()))
 
+    def with_bands(self, bands: Mapping[str, Sequence[int]]) -> ThetaLayout:
+        """Return this layout with other bands of some families.
+
+        Every base of a family gets the largest rank that the family has here.
+
+        Args:
+            bands: The band of each layer, per family.
+
+        Raises:
+            SettingError: If they are no contiguous runs.
+        """
+        splits = dict(self.bands)
+        for family, found in bands.items():
+            splits[family] = check_bands(found, self.num_layers)
+        members: dict[BaseKey, list[int]] = {}
+        shapes: dict[BaseKey, Matrix] = {}
+        for (layer, family), old in self._base_of.items():
+            base = BaseKey(splits[family][layer], old.group, family)
+            members.setdefault(base, []).append(layer)
+            shapes[base] = self.shapes[old]
+        order = sorted(
+            members, key=lambda base: (FAMILIES.index(base.family), members[base])
+        )
+        return replace(
+            self,
+            shared_blocks=max(1 + split[-1] for split in splits.values()),
+            bands=splits,
+            bases={base: tuple(members[base]) for base in order},
+            shapes={base: shapes[base] for base in order},
+            base_ranks={
+                base: _rank_within(self.ranks[base.family], members[base], shapes[base])
+                for base in order
+            },
+        )
+
     @cached_property
     def ranks(self) -> dict[str, int]:
         """The largest rank in use per decomposed family."""

@@ -171,6 +171,28 @@ def fit_weighted(
     return Fit(stored, tuple(factors))
 
 
+def shared_error(
+    matrices: Sequence[Array], moments: Sequence[Float64], rank: int
+) -> float:
+    """Return how small f gets where layers share a base: of three or more, in a sweep.
+
+    Args:
+        matrices: W_i ``[out, in]``; one alone is its own base.
+        moments: C_i ``[in, in]``, definite.
+        rank: r.
+    """
+    exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
+    if len(exact) == 1:
+        return 0.0
+    cholesky = cho_factor(np.sum(moments, axis=0), lower=True, check_finite=False)
+    if len(exact) == 2:  # noqa: PLR2004
+        terms, base = _solve_two(exact, moments, cholesky, rank)
+        return _objective(exact, terms, base, moments)
+    history: list[float] = []
+    _take_turns(exact, moments, cholesky, rank, sweeps=1, history=history)
+    return history[0]
+
+
 class _Term(NamedTuple):
     """One layer's ``L = left · right``: ``[out, r]`` and ``[r, in]``."""
 
