@@ -416,3 +416,25 @@ def test_an_allowed_plugin_that_is_not_installed_is_reported(home: Path) -> None
         ArchitectureError, match="Plugin gama \\(not installed\\) is failed"
     ):
         find_plugins(environ).find("B")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    ["'', 'm:a', 1", "'A', 'm', 1", "'A', ':a', 1", "'A', 'm:', 1", "'A', 'm:a', True"],
+)
+def test_an_architecture_that_could_not_be_found_fails(
+    home: Path, architecture: str
+) -> None:
+    source = supplying("A").replace("'A', 'nowhere:arch', 1", architecture)
+    assert architecture in source
+    install(home, "a", source)
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert "a target module:attribute" in found.reason
+
+
+def test_an_architecture_named_twice_fails(home: Path) -> None:
+    install(home, "a", supplying("A", "A"))
+    found = plugin("a")
+    assert found.state is State.FAILED
+    assert "expected each architecture once, found A, A" in found.reason

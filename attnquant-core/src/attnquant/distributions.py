@@ -29,11 +29,13 @@ class MetadataProblem:
         path: The folder or file.
         text: What is wrong with it, in a sentence.
         remedy: The command that mends it.
+        lost: The distribution whose plugins it makes unusable, if it does.
     """
 
     path: str
     text: str
     remedy: str
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,14 @@ def find_installed() -> Installed:
         by_name.setdefault(_key(candidate), []).append(candidate)
     declared: list[Declared] = []
     problems: list[MetadataProblem] = []
-    for candidates in by_name.values():
+    for name, candidates in by_name.items():
         # A stable sort: among equals, the first on `sys.path`, which is also the one
         # whose module is imported.
         best, *others = sorted(candidates, key=lambda candidate: candidate.quality)
-        name, version = best.name or "unknown", best.version or "unknown"
-        declared += [
-            Declared(point, name, version, str(best.path)) for point in best.points
-        ]
+        told = best.name or "unknown", best.version or "unknown"
+        declared += [Declared(point, *told, str(best.path)) for point in best.points]
         if not best.complete:
-            problems.append(_incomplete(best))
+            problems.append(_incomplete(best, name if best.defect else ""))
         problems += [_surplus(other, best) for other in others]
     return Installed(tuple(declared), tuple(problems))
 
@@ -158,13 +158,14 @@ def _key(candidate: _Candidate) -> str:
     return normalised(candidate.name or candidate.path.stem.partition("-")[0])
 
 
-def _incomplete(candidate: _Candidate) -> MetadataProblem:
+def _incomplete(candidate: _Candidate, lost: str = "") -> MetadataProblem:
     return MetadataProblem(
         str(candidate.path),
         candidate.defect
         or "metadata without a name or a version, as an interrupted installation or"
         " removal leaves them",
         f"rm -r {candidate.path}",
+        lost,
     )
 
 

@@ -157,9 +157,16 @@ def _architectures(plugin: Plugin, hooks: Any) -> tuple[Architecture, ...]:
     ):
         raise PluginError(
             f"plugin {plugin.name}, hook attnquant_architectures",
-            expected="at least one attnquant.hookspecs.Architecture (name, target and"
-            " tested_max: str, api_version: int)",
+            expected="at least one attnquant.hookspecs.Architecture (a name, a target"
+            " module:attribute, api_version: int, tested_max: str)",
             found=repr(found),
+        )
+    names = [item.name for item in found]
+    if len(names) > len(set(names)):
+        raise PluginError(
+            f"plugin {plugin.name}, hook attnquant_architectures",
+            expected="each architecture once",
+            found=", ".join(names),
         )
     return tuple(found)
 
@@ -167,8 +174,10 @@ def _architectures(plugin: Plugin, hooks: Any) -> tuple[Architecture, ...]:
 def _is_architecture(item: object) -> bool:
     return (
         isinstance(item, Architecture)
-        and isinstance(item.api_version, int)
+        and type(item.api_version) is int
         and all(isinstance(x, str) for x in (item.name, item.target, item.tested_max))
+        and bool(item.name)
+        and all(item.target.partition(":"))
     )
 
 

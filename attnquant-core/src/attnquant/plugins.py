@@ -179,6 +179,7 @@ def find_plugins(environ: Mapping[str, str] | None = None) -> PluginSet:
             plugin.set_state(State.DISABLED, f"named in {settings.DISABLE.name}.")
         else:
             load(plugin, declared)
+    plugins += [_unreadable(problem) for problem in installed.problems if problem.lost]
     _settle_conflicts(plugins, pins if isinstance(pins, dict) else {})
     if isinstance(allowed, tuple):
         plugins += _not_installed(allowed, [plugin.name for plugin in plugins])
@@ -215,6 +216,17 @@ def _settle_conflicts(plugins: Iterable[Plugin], pins: Mapping[str, str]) -> Non
                 plugin.set_state(
                     State.DISABLED, f"{pin}{pins[name]} prefers another to it."
                 )
+
+
+def _unreadable(problem: MetadataProblem) -> Plugin:
+    """Return a plugin in trouble for a distribution of unreadable metadata."""
+    plugin = Plugin(problem.lost, problem.lost, "unknown", "")
+    plugin.set_state(
+        State.FAILED,
+        f"{problem.path}: {problem.text}. Reinstall {problem.lost}, or remove what is"
+        f" left of it: {problem.remedy}",
+    )
+    return plugin
 
 
 def _not_installed(allowed: Iterable[str], names: Sequence[str]) -> list[Plugin]:
