@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from attnquant.theta.dtypes import BFLOAT16, FLOAT32
-from attnquant.theta.lowrank import Factors, apply_factors, mean_base, truncated_svd
+from attnquant.theta.lowrank import (
+    Factors,
+    apply_factors,
+    is_sampled,
+    mean_base,
+    truncated_svd,
+)
 from core_support.oracle import best_approximation
 from core_support.tiny import bits, finite_bfloat16
 
@@ -112,3 +118,25 @@ def test_without_factors_the_effective_weight_is_the_base() -> None:
     base = finite_bfloat16()
     found = apply_factors(base, None)
     assert bits(base.astype(np.float32)) == bits(found)
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (200, 300)])
+@pytest.mark.parametrize("rank", [16, 64])
+def test_a_sampled_range_costs_a_hundredth_of_the_error_at_most(
+    shape: tuple[int, int], rank: int
+) -> None:
+    assert is_sampled(rank, shape)
+    # The slow decay of real residuals; noise alone would have none.
+    residual = random(shape) * np.geomspace(1, 0.1, shape[1], dtype=np.float32)
+    factors = truncated_svd(residual, rank, FLOAT32)
+    found = apply_factors(np.zeros(shape, np.float32), factors)
+    best = best_approximation(residual.astype(np.float64), rank)
+    ours, least = (np.linalg.norm(residual - part) for part in (found, best))
+    assert least * (1 - 1e-6) <= ours <= least * 1.01
+    np.testing.assert_allclose(factors.U.T @ factors.U, np.eye(rank), atol=1e-5)
+    np.testing.assert_allclose(factors.V @ factors.V.T, np.eye(rank), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_small_matrices_are_diagonalised_not_sampled(shape: tuple[int, int]) -> None:
+    assert not is_sampled(1, shape)

@@ -170,8 +170,8 @@ def _plain_work(shape: tuple[int, int], rank: int, layers: int) -> tuple[float, 
     entries, short = float(shape[0] * shape[1]), min(shape)
     if is_sampled(rank, shape):
         width = sample_width(rank)
-        # Six products with the sample in float32, and W_eff for the error.
-        return layers * entries * (6.0 * width + 2 * rank), layers * float(width) ** 3
+        # Eight products with the sample in float32, and W_eff for the error.
+        return layers * entries * (8.0 * width + 2 * rank), layers * float(width) ** 3
     return layers * 2.0 * entries * (short + 2 * rank), layers * float(short) ** 3
 
 

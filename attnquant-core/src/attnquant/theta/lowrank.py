@@ -40,9 +40,9 @@ _SEED = 0
 _OVERSAMPLING = 10
 """Columns that the sampled block has beyond the rank asked for."""
 
-_POWER_STEPS = 2
-"""Extra products with the matrix and its transpose. With two, the error at ranks 16 and
-64 of the real models' residuals is within 1% of the smallest possible."""
+_POWER_STEPS = 3
+"""Extra products with the matrix and its transpose. With three, the error at ranks 16 and
+64 of the real models' residuals is within 1% of the smallest possible; with two, 1.5%."""
 
 _SAMPLED_SHARE = 0.4
 """The block's width, relative to the shorter side, up to which sampling is faster."""
@@ -158,7 +158,7 @@ def _range_sample(matrix: Float32, rank: int) -> Float32:
     """Return orthonormal columns that all but span the r strongest directions."""
     block = matrix @ random_block(matrix.shape[1], sample_width(rank))
     for _ in range(_POWER_STEPS):
-        block = matrix @ orthonormal(matrix.T @ orthonormal(block))
+        block = matrix @ (matrix.T @ orthonormal(block))
     return orthonormal(block)
 
 
