@@ -88,6 +88,7 @@ def model(
 
     The graph is that of text alone: nothing more is compiled.
     """
+    alive: list[npt.NDArray[np.float32]] = []
     encoded = {size: recorded[f"features/{size}"] for size in vision.SIZES}
 
     def pack(self: Any, selection: Any, devices: Any) -> VisionRawInputs | None:
@@ -110,6 +111,8 @@ def model(
                 found[0].to_numpy(), np.concatenate(expected), rtol=1e-6
             )
         rows = np.concatenate([encoded[size] for size in sizes])
+        # MAX copies them on a queue, later; numpy's memory must live as long.
+        alive.append(rows)
         return VisionEncodeResult(embeddings=[Buffer.from_numpy(rows).to(CPU())])
 
     def rows_in_the_cache(_: Any) -> tuple[int, DType]:
