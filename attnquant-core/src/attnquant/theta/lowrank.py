@@ -41,8 +41,8 @@ _OVERSAMPLING = 10
 """Columns that the sampled block has beyond the rank asked for."""
 
 _POWER_STEPS = 3
-"""Extra products with the matrix and its transpose. With three, the error at ranks 16 and
-64 of the real models' residuals is within 1% of the smallest possible; with two, 1.5%."""
+"""Extra products with the matrix and its transpose. With three, the error at ranks 16
+and 64 of a real model's residuals is within 1% of the smallest; with two, 1.5%."""
 
 _SAMPLED_SHARE = 0.4
 """The block's width, relative to the shorter side, up to which sampling is faster."""
