@@ -392,7 +392,9 @@ def test_the_options_of_decompose_are_all_explained() -> None:
 def test_the_json_of_decompose_and_inspect_is_as_shown(tmp_path: Path) -> None:
     run_python_of(DOCS / "decompose.md", tmp_path)
     bundle = open_bundle(tmp_path / "bundle")
-    written = Written(tmp_path / "bundle", bundle.info, source_bytes=2, bundle_bytes=1)
+    written = Written(
+        tmp_path / "bundle", bundle.info, source_bytes=2, bundle_bytes=1, seconds=1.0
+    )
     page = DOCS / "decompose.md"
     (example,) = map(json.loads, blocks(page, "json"))
     summary = decompose.summary(written)

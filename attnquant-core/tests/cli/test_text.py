@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnquant.cli.text import format_bytes, format_table
+from attnquant.cli.text import format_bytes, format_table, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,28 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 
 def test_a_table_may_have_no_rows() -> None:
     assert format_table(("a", "b"), []) == "a  b"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("4000", 4000),
+        ("-1", -1),
+        ("7B", 7),
+        ("500MB", 500_000_000),
+        ("1.5 GB", 1_500_000_000),
+        ("0.001kB", 1),
+        ("2TB", 2_000_000_000_000),
+    ],
+)
+def test_sizes_are_read(text: str, expected: int) -> None:
+    assert expected == parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MB", "x", "1.5", "1mb", "1GiB", "nan", "inf", "1e999999GB GB", "1 2"]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        parse_bytes(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 
 def format_bytes(count: int) -> str:
@@ -28,7 +28,7 @@ def parse_bytes(text: str) -> int:
     unit = next((u for u in sorted(_UNITS, key=len)[::-1] if text.endswith(u)), "")
     try:
         size = Decimal(text.removesuffix(unit).strip()) * _UNITS.get(unit, 1)
-    except InvalidOperation:
+    except ArithmeticError:
         raise ValueError(text) from None
     if not size.is_finite() or size != int(size):
         raise ValueError(text)
