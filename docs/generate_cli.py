@@ -26,10 +26,10 @@ Every command exits with 0 if all went well, with 1 after an error (one line on
 standard error that names what is wrong, what was expected and what was found), with 2
 after wrong usage, and with 130 if it was interrupted. `attnquant plugins` has
 [one more reason to exit with 1](plugins.md#the-plugins-command), and so have
-[`doctor`](plugins.md#the-doctor-command), [`check`](plugins.md#the-check-command) and, if
-it is asked to, [`eval`](tools.md#evaluate). What a command writes is there
-as a whole or not at all. [Decompose](decompose.md) explains the options of `decompose`
-and its summary, [Tools](tools.md) the commands around it, and
+[`doctor`](plugins.md#the-doctor-command), [`check`](plugins.md#the-check-command) and,
+if it is asked to, [`eval`](tools.md#evaluate). What a command writes is there as a
+whole or not at all. [Decompose](decompose.md) explains the options of `decompose` and
+its summary, [Tools](tools.md) the commands around it, and
 [Theta bundle](theta-bundle.md#what-a-reader-refuses) what `inspect` checks.
 """
 
