@@ -56,6 +56,6 @@ def run(options: argparse.Namespace) -> int:
     files = write_package(new, out)
     print(f"wrote {len(files)} files into {out}")
     print(f"Next: grep -rn '{MARK}' {out}")
-    print(f"      pip install --editable '{out}[dev]'")
+    print(f"      pip install --editable '{out.resolve()}[dev]'")
     print(f"      attnquant check {new.name} --parts structural")
     return 0
