@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +32,40 @@ _BAR_INCHES = 0.24
 _PANEL_INCHES = 1.15
 
 
+def in_turn(
+    cases: Mapping[str, Callable[[], float]], rounds: int
+) -> dict[str, list[float]]:
+    """Collect `rounds` values of each case, taken in turn so that noise hits all alike.
+
+    Every case runs once before, and that value is dropped. The order is reversed from
+    round to round, so that a machine that grows slower favours none.
+    """
+    values: dict[str, list[float]] = {name: [] for name in cases}
+    for run in cases.values():
+        run()
+    for index in range(rounds):
+        for name in list(cases) if index % 2 == 0 else list(cases)[::-1]:
+            values[name].append(cases[name]())
+    return values
+
+
 def interleaved(
     cases: Mapping[str, Callable[[], object]], rounds: int
 ) -> dict[str, list[float]]:
-    """Time each case `rounds` times, in turn, so that noise hits all alike.
-
-    Every case runs once before, untimed. The order is reversed from round to round, so
-    that a machine that grows slower favours none.
+    """Time each case `rounds` times, as `in_turn` does.
 
     Returns:
         The seconds of every run, by case.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for run in cases.values():
-        run()
-    for index in range(rounds):
-        names = list(cases) if index % 2 == 0 else list(cases)[::-1]
-        for name in names:
-            started = time.perf_counter()
-            cases[name]()
-            seconds[name].append(time.perf_counter() - started)
-    return seconds
+    return in_turn(
+        {name: partial(_seconds, run) for name, run in cases.items()}, rounds
+    )
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
 
 
 def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
