@@ -49,7 +49,9 @@ lint: venv
 	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 bench: venv model
-	$(BIN)/python scripts/bench.py $(MODEL) --out build/bench
+	$(BIN)/python scripts/bench_decompose.py $(MODEL) --out build/bench
+	$(BIN)/python scripts/bench_kernel.py --out build/bench
+	$(BIN)/python scripts/bench_serving.py $(MODEL) --out build/bench
 
 docs: venv
 	$(BIN)/python docs/generate_cli.py

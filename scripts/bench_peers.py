@@ -120,32 +120,40 @@ class LlamaCpp:
         self, prompts: Sequence[Sequence[int]], tokens: int
     ) -> tuple[float, float]:
         """Run prompts together; see `bench_serving.Runner`."""
-        answers = self._complete(prompts, tokens)
-        prefill = max(answer["timings"]["prompt_ms"] for answer in answers)
+        # One slot's times stand for all: short prompts go through in one batch, and
+        # from then on every slot is in every step.
+        timings = self._complete(prompts, tokens)["timings"]
         # From the first token, which the prompt gave, to the last.
-        decode = max(answer["timings"]["predicted_ms"] for answer in answers)
-        return prefill / 1e3, decode / 1e3 / max(tokens - 1, 1)
+        step = timings["predicted_ms"] / 1e3 / max(tokens - 1, 1)
+        return timings["prompt_ms"] / 1e3, step
 
     def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """Continue one prompt."""
-        return list(self._complete([prompt], tokens)[0]["tokens"])
+        # Tokens come only with their probabilities.
+        answer = self._complete([prompt], tokens, logprobs=1)
+        content = answer["choices"][0]["logprobs"]["content"]
+        return [int(token["id"]) for token in content]
 
-    def _complete(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[Any]:
-        answer: Any = self._server.handle_completions(
+    def _complete(
+        self, prompts: Sequence[Sequence[int]], tokens: int, **options: object
+    ) -> dict[str, Any]:
+        answer: dict[str, Any] = self._server.handle_completions(
             {
                 "prompt": [list(prompt) for prompt in prompts],
-                "n_predict": tokens,
+                "max_tokens": tokens,
                 "temperature": 0.0,
                 "ignore_eos": True,
                 "cache_prompt": False,
-                "return_tokens": True,
+                **options,
             }
         )
-        answers = answer if isinstance(answer, list) else [answer]
-        failed = [one for one in answers if "timings" not in one]
-        if failed or len(answers) != len(prompts):
-            raise RuntimeError(f"llama.cpp gave {len(answers)} answers: {answer}")
-        return answers
+        made = answer.get("usage", {}).get("completion_tokens")
+        if made != tokens * len(prompts):
+            raise RuntimeError(
+                f"llama.cpp was asked for {len(prompts)} times {tokens} tokens, and"
+                f" answered {answer}"
+            )
+        return answer
 
 
 class Transformers:

@@ -132,6 +132,14 @@ class Case:
         return peers.Transformers(self.path, dtype=self.variant, threads=threads)
 
 
+class Asked(Protocol):
+    """What answers for a `Runner`: a worker."""
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """Call a method of the runner and return what it returns."""
+        ...
+
+
 @dataclass(frozen=True)
 class Measure:
     """One figure of a case.
@@ -148,7 +156,7 @@ class Measure:
     length: int
     tokens: int
 
-    def seconds(self, worker: Worker, seed: int = 0) -> float:
+    def seconds(self, worker: Asked, seed: int = 0) -> float:
         """Return seconds of a decode step, or to the first token."""
         rng = np.random.default_rng(seed)
         shape = (self.requests, self.length)
@@ -408,11 +416,11 @@ def prediction(passthrough: BundleInfo, shared: BundleInfo) -> dict[str, float]:
 def sharing(report: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return how many times faster a decode step is at G=1, for each storage."""
     step = f"decode, {REQUESTS[0]} requests"
+    pairs = {name: name.partition(", G=1")[0] for name in report if ", G=1" in name}
     return {
-        name: report[name]["seconds"][step] / figures["seconds"][step]
-        for shared, figures in report.items()
-        for name, mark, _ in [shared.partition(", G=1")]
-        if mark and name in report
+        name: report[own]["seconds"][step] / report[name]["seconds"][step]
+        for name, own in pairs.items()
+        if own in report
     }
 
 
