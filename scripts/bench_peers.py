@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,28 +67,25 @@ def make_gguf(checkpoint: Path, kind: str, out: Path) -> Path:
 def _write_gguf(
     original: gguf.GGUFReader, checkpoint: Path, kind: str, path: Path
 ) -> None:
-    architecture = original.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(path, str(architecture))
-    for key, field in original.fields.items():
-        if not key.startswith("GGUF.") and key not in _WRITTEN_ANEW:
-            inner = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(key, field.contents(), field.types[0], inner)
+    architecture = str(original.fields["general.architecture"].contents())
     weights = open_checkpoint(checkpoint).tensors
-    for tensor in original.tensors:
-        name = str(gemma.checkpoint_name(tensor.name))
-        array = np.asarray(weights[name]).astype(np.float32)
-        if gemma.is_norm(name):
-            array += np.float32(1)
-        if array.ndim == 1:
-            writer.add_tensor(tensor.name, array)
-        else:
-            stored = GGUF_TYPES[kind]
+    with closing(gguf.GGUFWriter(path, architecture)) as writer:
+        for key, field in original.fields.items():
+            if not key.startswith("GGUF.") and key not in _WRITTEN_ANEW:
+                inner = field.types[-1] if len(field.types) > 1 else None
+                writer.add_key_value(key, field.contents(), field.types[0], inner)
+        for tensor in original.tensors:
+            name = str(gemma.checkpoint_name(tensor.name))
+            array = np.asarray(weights[name]).astype(np.float32)
+            if gemma.is_norm(name):
+                # llama.cpp multiplies by the weight alone, Gemma by one plus it.
+                array += np.float32(1)
+            stored = GGUF_TYPES[kind if array.ndim > 1 else "F32"]
             data = gguf.quantize(array, stored)
             writer.add_tensor(tensor.name, data, raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
 
 
 class LlamaCpp:

@@ -363,6 +363,10 @@ def measure_group(
         figures["times_faster"] = ratios(
             report[BASELINE]["seconds"], figures["seconds"]
         )
+        figures["tokens_per_second"] = {
+            measure.name: measure.rate(figures["seconds"][measure.name])
+            for measure in asked
+        }
     return report
 
 
@@ -467,7 +471,8 @@ def main() -> int:
     parser.add_argument("--group", action="append", help="measure these only")
     options = parser.parse_args()
     asked = measures(options.steps)
-    with tempfile.TemporaryDirectory() as folder:
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.out) as folder:
         bundles = make_bundles(options.checkpoint, Path(folder))
         chosen = groups(options.checkpoint, bundles, options.out)
         if unknown := set(options.group or []) - set(chosen):
