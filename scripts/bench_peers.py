@@ -145,8 +145,10 @@ class LlamaCpp:
                 **options,
             }
         )
-        made = answer.get("usage", {}).get("completion_tokens")
-        if made != tokens * len(prompts):
+        # Of several prompts, the counts are those of one.
+        choices = len(answer.get("choices", []))
+        made = answer.get("timings", {}).get("predicted_n")
+        if (choices, made) != (len(prompts), tokens):
             raise RuntimeError(
                 f"llama.cpp was asked for {len(prompts)} times {tokens} tokens, and"
                 f" answered {answer}"
