@@ -1,6 +1,7 @@
 """A row-major matrix in memory, as kernels see it."""
 
 from std.sys import align_of
+from std.sys.intrinsics import PrefetchOptions, prefetch
 
 
 struct Matrix[dtype: DType](ImplicitlyCopyable, RegisterPassable):
@@ -45,6 +46,13 @@ struct Matrix[dtype: DType](ImplicitlyCopyable, RegisterPassable):
         return self.start.unsafe_load[width=width, alignment=alignment](
             row * self.stride + column
         ).cast[DType.float32]()
+
+    @always_inline
+    def prefetch[options: PrefetchOptions](self, row: Int, column: Int):
+        """Ask for the line that holds an element, which need not exist."""
+        prefetch[options](
+            self.start.unsafe_offset(row * self.stride + column)
+        )
 
     @always_inline
     def store(self, row: Int, column: Int, value: Scalar[Self.dtype]):
