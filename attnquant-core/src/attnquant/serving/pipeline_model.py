@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,12 +17,16 @@ from attnquant.errors import CheckpointError, ServingError
 from attnquant.hookspecs import AttentionFactory
 from attnquant.plugins import installed_plugins
 from attnquant.serving.decoder import AttnQuantDecoder
-from attnquant.serving.formulations import use_fused_formulation
+from attnquant.serving.formulations import (
+    use_fused_formulation,
+    use_precomputed_weff_outside,
+)
 from attnquant.serving.fused import kernel_extensions
 from attnquant.serving.model_config import AttnQuantConfigMixin
 from attnquant.serving.weight_adapter import Adapted, WeightAdapter
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.checkpoint import open_checkpoint
+from attnquant.theta.layout import ThetaLayout
 
 
 class AttnQuantPipelineModelMixin:
@@ -85,12 +89,24 @@ class AttnQuantPipelineModelMixin:
         return {
             GraphRole.DECODER: GraphSpec(
                 decoder,
-                graph_name(decoder, *(["fused"] if fused else [])),
+                graph_name(decoder, *_traits(model_config)),
                 host._bind_graph_inputs(decoder.input_tree()),  # noqa: SLF001
                 weights=decoder.state_dict(auto_initialize=False),
                 custom_extensions=kernel_extensions() if fused else [],
             )
         }
+
+
+def _traits(config: Any) -> Iterator[str]:
+    """Yield what of the graph's body its weights do not tell."""
+    if use_fused_formulation(config.formulation):
+        yield "fused"
+    # Without W0 in the graph, bands make no difference to it.
+    if use_precomputed_weff_outside(config.formulation):
+        return
+    layout: ThetaLayout = config.theta_layout
+    if not layout.has_equal_bands:
+        yield f"bands {dict(layout.bands)}"
 
 
 def graph_name(decoder: Module, *traits: str) -> str:
