@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -185,7 +186,11 @@ def measures(steps: int) -> list[Measure]:
 
 
 class Worker:
-    """A case in a process of its own, which answers questions one by one."""
+    """A case in a process of its own, which answers questions one by one.
+
+    Between questions it is stopped: MAX's threads poll while they wait, and would take
+    from whoever is being measured.
+    """
 
     def __init__(self, case: Case) -> None:
         """Start it; the first `ask` or `wait` waits until it has loaded."""
@@ -203,19 +208,27 @@ class Worker:
 
     def ask(self, method: str, *arguments: object) -> Any:
         """Call a method of the worker's `Runner`, or ``memory``."""
+        self._signal(signal.SIGCONT)
         self._connection.send((method, arguments))
         return self._answer()
 
     def _answer(self) -> Any:
         try:
-            return self._connection.recv()
+            answer = self._connection.recv()
         except EOFError:
             self._process.join()
             message = f"{self.case.name}: its process ended, see above"
             raise RuntimeError(message) from None
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, number)
 
     def close(self) -> None:
         """End the process."""
+        self._signal(signal.SIGCONT)
         self._connection.close()
         self._process.join()
 
