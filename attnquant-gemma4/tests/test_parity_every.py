@@ -24,7 +24,7 @@ SHARED: Final = {
 
 
 def case(source: str, setting: str, formulation: str, *, everyday: bool) -> Any:
-    marks = () if everyday else (pytest.mark.slow,)
+    marks = () if everyday else (pytest.mark.exhaustive,)
     name = f"{source}-{setting}-{formulation}"
     return pytest.param(source, setting, formulation, marks=marks, id=name)
 
