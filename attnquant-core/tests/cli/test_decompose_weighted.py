@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.checkpoint import sha256
+from attnquant.theta.names import base_name
 from core_support.bundles import write_tiny_statistics
 from core_support.processes import Run
 from core_support.tiny import SHAPES, write_tiny_checkpoint
@@ -138,3 +140,61 @@ def test_a_search_needs_statistics_and_weights(
     options = ["--blocks=3", "--rank=2", "--bands=auto", *given]
     error = run("decompose", model, "--out", model.parent / "bundle", *options).error()
     assert error.startswith("--bands: expected equal")
+
+
+def rank_zero_and_full(run: Run, model: Path, *options: object) -> tuple[int, int]:
+    """Return the bounds of a budget, in bytes, as the error names them."""
+    out = model.parent / "bundle"
+    error = run("decompose", model, "--out", out, "--budget=1", *options).error()
+    assert error.startswith("--budget: expected from ")
+    assert error.endswith("found 1 bytes")
+    lowest, highest = re.findall(r"(\d+)(?: bytes, which|, which)", error)
+    return int(lowest), int(highest)
+
+
+@pytest.mark.parametrize("bands", ["equal", "auto"])
+def test_a_budget_gives_each_base_its_rank(
+    run: Run, model: Path, statistics: Path, bands: str
+) -> None:
+    options = ["--blocks=2", "--statistics", statistics]
+    lowest, highest = rank_zero_and_full(run, model, *options)
+    budget = (lowest + highest) // 2
+    out = model.parent / "bundle"
+    done = run(
+        *("decompose", model, "--out", out, *options, f"--bands={bands}"),
+        *(f"--budget={budget / 1000}kB", "--json"),
+    )
+    assert (done.code, done.err) == (0, "")
+    summary = json.loads(done.out)
+    assert lowest < summary["bundle_bytes"] <= budget
+    layout = open_bundle(out).info.layout
+    ranks = {base_name(*base): rank for base, rank in layout.base_ranks.items()}
+    assert summary["base_ranks"] == ranks
+    assert set(ranks.values()) <= {0, 8, 12}
+    assert len(set(ranks.values())) > 1
+
+
+def test_a_bundle_of_bases_alone_is_inspected_like_any_other(
+    run: Run, model: Path
+) -> None:
+    lowest, _ = rank_zero_and_full(run, model, "--blocks=2")
+    out = model.parent / "bundle"
+    done = run("decompose", model, "--out", out, "--blocks=2", f"--budget={lowest}")
+    assert (done.code, done.err) == (0, "")
+    assert ", rank 0, " in done.out
+    assert run("inspect", out).code == 0
+
+
+def test_a_budget_and_a_rank_are_wrong_usage(run: Run, model: Path) -> None:
+    out = model.parent / "bundle"
+    done = run(
+        "decompose", model, "--out", out, "--blocks=2", "--rank=3", "--budget=9kB"
+    )
+    assert (done.code, done.out) == (2, "")
+    assert "not allowed with argument" in done.err
+
+
+def test_a_plan_alone_cannot_spread_a_budget(run: Run, model: Path) -> None:
+    error = run("decompose", model, "--blocks=2", "--budget=9kB", "--dry-run").error()
+    assert error.startswith("--budget: expected --rank")
+    assert "reads weights" in error

@@ -20,12 +20,14 @@ from attnquant.cli.text import (
 )
 from attnquant.errors import SettingError
 from attnquant.plugins import installed_plugins
+from attnquant.theta.budget import RANK_STEP, spread_budget
 from attnquant.theta.checkpoint import open_checkpoint
 from attnquant.theta.decompose import MEAN_SVD, METHODS, WEIGHTED
 from attnquant.theta.dtypes import STORAGE_DTYPES
 from attnquant.theta.estimate import estimate
 from attnquant.theta.families import TIE_MODES, PerFamily, parse_per_family
 from attnquant.theta.layout import ThetaLayout
+from attnquant.theta.names import base_name
 from attnquant.theta.search import search_bands
 from attnquant.theta.statistics import open_statistics
 from attnquant.theta.writer import (
@@ -45,6 +47,7 @@ _BANDS = ("equal", "auto")
 
 _OPTIONS = {
     "lora_rank": "--rank",
+    "budget": "--budget",
     "shared_blocks": "--blocks",
     "shard_bytes": "--shard-size",
     "jobs": "--jobs",
@@ -103,12 +106,20 @@ def add_parser(commands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         " runs that lose least, which needs --statistics and takes several times as"
         " long (default: equal)",
     )
-    parser.add_argument(
+    ranks = parser.add_mutually_exclusive_group()
+    ranks.add_argument(
         "--rank",
         type=_per_family,
         metavar="R",
         help="rank of the low-rank terms; or by family, as in 32,q_proj=64; needed"
-        " where bases are shared",
+        " where bases are shared, unless there is a budget",
+    )
+    ranks.add_argument(
+        "--budget",
+        type=_size,
+        metavar="SIZE",
+        help="the most that the bundle's weights may take, such as 300MB: a rank, in"
+        f" steps of {RANK_STEP}, is chosen for each base, so that the error is least",
     )
     parser.add_argument(
         "--tie",
@@ -164,6 +175,12 @@ def run(options: argparse.Namespace) -> int:
             expected="equal, since a search reads weights and statistics",
             found="auto" + (" with --dry-run" if options.dry_run else ""),
         )
+    if options.budget is not None and options.dry_run:
+        raise SettingError(
+            "--budget",
+            expected="--rank, since spreading a budget reads weights",
+            found="--budget with --dry-run",
+        )
     if options.out is None and not options.dry_run:
         options.parser.error("the following arguments are required: --out (--dry-run)")
     try:
@@ -194,11 +211,14 @@ def _plan(options: argparse.Namespace) -> Plan:
         supplied.prefix_map(checkpoint.config),
         supplied.grouping(checkpoint.text_config),
         shared_blocks=options.blocks,
-        lora_rank=options.rank,
+        # With a budget any rank will do: others take its place.
+        lora_rank=options.rank if options.budget is None else 1,
         tie_families=options.tie,
         dtype=options.dtype,
         statistics=options.statistics and open_statistics(options.statistics),
     )
+    if options.budget is not None:
+        plan = _spread(plan, options.budget)
     if options.bands == "auto" and plan.statistics is not None:
         with _bar("search bands", "family", len(plan.layout.blocks)) as bar:
 
@@ -208,7 +228,19 @@ def _plan(options: argparse.Namespace) -> Plan:
 
             layout = search_bands(plan.tensors, plan.layout, plan.statistics, show)
         plan = dataclasses.replace(plan, layout=layout)
+        if options.budget is not None:
+            plan = _spread(plan, options.budget)
     return plan
+
+
+def _spread(plan: Plan, budget: int) -> Plan:
+    with _bar("spread budget", "base", len(plan.layout.bases)) as bar:
+
+        def show(base: str) -> None:
+            bar.set_postfix_str(base, refresh=False)
+            bar.update()
+
+        return spread_budget(plan, budget, show)
 
 
 def _bar(what: str, unit: str, total: int) -> tqdm[Never]:
@@ -243,6 +275,7 @@ def summary(written: Written) -> dict[str, object]:
         "ratio": written.source_bytes / written.bundle_bytes,
         "blocks": layout.blocks,
         "ranks": layout.ranks,
+        "base_ranks": {base_name(*b): rank for b, rank in layout.base_ranks.items()},
         "error": dict(written.info.error),
         "weighted_error": dict(written.info.weighted_error),
         "seconds": written.seconds,
@@ -278,8 +311,11 @@ def describe(written: Written) -> str:
 
 def _ranks(layout: ThetaLayout, family: str) -> str:
     """Return the rank of a family's factors, or the span of its ranks."""
-    ranks = [rank for base, rank in layout.base_ranks.items() if base.family == family]
-    shared = [rank for rank in ranks if rank] or [0]
+    shared = [
+        layout.rank_of(base)
+        for base, layers in layout.bases.items()
+        if base.family == family and len(layers) > 1
+    ] or [0]
     low, high = min(shared), max(shared)
     return str(high) if low == high else f"{low} to {high}"
 

@@ -79,7 +79,7 @@ def export_peft(
         raise BundleError(
             str(bundle.checkpoint.path),
             expected="low-rank terms, which an adapter would hold",
-            found="none (each layer has a base of its own)",
+            found="none (every rank is 0)",
             hint="Export it with `--to dense`.",
         )
     with whole_directory(out, "an adapter") as directory:

@@ -335,7 +335,7 @@ def _parse_layout_1(block: Mapping[str, Any], kept: Kept) -> ThetaLayout:
 
 
 def _parse_layout_2(block: Mapping[str, Any], kept: Kept) -> ThetaLayout:
-    bands = block["layer_to_band"]
+    bands, ranks = block["layer_to_band"], block["ranks"]
     tied = tied_families_for(block["tie_families"])
     num_layers = len(bands[tied[0]])
     grouping, shapes = _parse_projections(block, kept, num_layers)
@@ -346,13 +346,14 @@ def _parse_layout_2(block: Mapping[str, Any], kept: Kept) -> ThetaLayout:
         num_layers=num_layers,
         shared_blocks=num_layers,
         # What follows from bands and groups; the ranks themselves come next.
-        lora_rank=block["lora_rank"],
+        lora_rank=block["lora_rank"] if any(ranks.values()) else 1,
         tie_families=block["tie_families"],
         grouping=grouping,
         bands=bands,
     )
+    if not any(ranks.values()):
+        layout = layout.with_ranks(dict.fromkeys(layout.bases, 0))
     names = {base_name(*base): base for base in layout.bases}
-    ranks = block["ranks"]
     if ranks.keys() != names.keys():
         _contradiction("ranks", sorted(names), sorted(ranks))
     layout = replace(
@@ -361,11 +362,10 @@ def _parse_layout_2(block: Mapping[str, Any], kept: Kept) -> ThetaLayout:
     for name, base in names.items():
         shared = len(layout.bases[base]) > 1
         bound = min(layout.lora_rank, *layout.shapes[base]) if shared else 0
-        lowest = 1 if shared else 0
-        if type(ranks[name]) is not int or not lowest <= ranks[name] <= bound:
+        if type(ranks[name]) is not int or not 0 <= ranks[name] <= bound:
             raise SettingError(
                 f"ranks.{name}",
-                expected=f"a rank from {lowest} to {bound}",
+                expected=f"a rank from 0 to {bound}",
                 found=json.dumps(ranks[name]),
             )
     _check_equal(block, lora_rank=layout.lora_rank, shared_blocks=layout.shared_blocks)

@@ -151,11 +151,10 @@ def decompose_base(
         CheckpointError: As `iter_decomposed` does.
     """
     layers = layout.bases[base]
-    names = [projection_name(layer, base.family) for layer in layers]
-    matrices = [_finite(name, state_dict[name]) for name in names]
+    matrices = read_matrices(state_dict, layout, base)
     target = storage_dtype(dtype) if dtype else _default_dtype(matrices[0])
     rank = layout.rank_of(base)
-    if not rank:
+    if len(layers) == 1:
         moments: list[Float32] = []
         fit = Fit(mean_base(matrices, target), ())
     elif statistics is None:
@@ -272,9 +271,10 @@ def reconstruct(
     weights = {}
     for base, layers in users.items():
         for layer in layers:
-            # Layers that share a base differ from it; one of its own needs no factors.
+            # Without a layout, layers that share a base are taken to differ from it.
             name = factor_name(layer, base.family, FACTORS[0])
-            if len(layers) > 1 and name not in theta:
+            has_factors = layout.rank_of(base) > 0 if layout else len(layers) > 1
+            if has_factors and name not in theta:
                 raise CheckpointError(
                     name,
                     expected=f"a factor, since {len(layers)} layers share"
@@ -373,13 +373,25 @@ def _measured(
     )
 
 
-def _finite(name: str, matrix: Array) -> Array:
-    if not is_floating(matrix.dtype):
-        raise CheckpointError(
-            name, expected="a floating-point dtype", found=str(matrix.dtype)
-        )
-    check_finite(name, matrix)
-    return matrix
+def read_matrices(
+    state_dict: Mapping[str, Array], layout: ThetaLayout, base: BaseKey
+) -> list[Array]:
+    """Read the matrices ``[out, in]`` of the layers that share a base.
+
+    Raises:
+        CheckpointError: If one is not floating-point, or not finite.
+    """
+    matrices = []
+    for layer in layout.bases[base]:
+        name = projection_name(layer, base.family)
+        matrix = state_dict[name]
+        if not is_floating(matrix.dtype):
+            raise CheckpointError(
+                name, expected="a floating-point dtype", found=str(matrix.dtype)
+            )
+        check_finite(name, matrix)
+        matrices.append(matrix)
+    return matrices
 
 
 def check_finite(name: str, array: Array, row: int = 0) -> None:

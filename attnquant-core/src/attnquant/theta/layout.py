@@ -108,7 +108,8 @@ class ThetaLayout:
         """Return the rank of the factors around a base.
 
         It is never more than the matrix can have, and 0 where a base serves one
-        layer only: that base is the layer's own matrix, the residual is zero.
+        layer only: that base is the layer's own matrix, the residual is zero. At 0
+        a base that serves several stands for each of them alone.
         """
         return self.base_ranks[base]
 

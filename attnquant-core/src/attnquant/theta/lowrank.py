@@ -29,7 +29,8 @@ class Factors(NamedTuple):
 class Fit(NamedTuple):
     """A base ``W0 [out, in]`` and the factors of each layer around it, as stored.
 
-    Without factors the base serves one layer and is its matrix.
+    Without factors the base stands for each of its layers: for one, whose matrix it is,
+    or at rank 0 for several.
     """
 
     base: Array
@@ -71,10 +72,12 @@ def fit_plain(matrices: Sequence[Array], rank: int, dtype: np.dtype[Any]) -> Fit
 
     Args:
         matrices: The layers' weights ``[out, in]``.
-        rank: r, at most ``min(out, in)``.
+        rank: r, at most ``min(out, in)``; at 0 there is the base alone.
         dtype: Storage dtype.
     """
     base = mean_base(matrices, dtype)
+    if not rank:
+        return Fit(base, ())
     # Against the base as stored: the factors make up for its rounding too.
     stored = widen(base)
     return Fit(
@@ -83,6 +86,32 @@ def fit_plain(matrices: Sequence[Array], rank: int, dtype: np.dtype[Any]) -> Fit
             truncated_svd(widen(matrix) - stored, rank, dtype) for matrix in matrices
         ),
     )
+
+
+def plain_gains(matrices: Sequence[Array]) -> Float64:
+    """Return what each rank takes from the squared error of the plain method.
+
+    Args:
+        matrices: The layers' weights ``[out, in]``.
+
+    Returns:
+        ``[min(out, in)]``, falling: the entry k is what rank k + 1 takes from the sum
+        over the layers of ``||W - W_eff||²`` that rank k leaves. Their sum is the error
+        of the base alone. Rounding to a storage dtype is left out.
+    """
+    exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
+    mean = np.mean(exact, axis=0)
+    gains = np.zeros(min(mean.shape))
+    for matrix in exact:
+        residual = matrix - mean
+        wide = residual if residual.shape[0] <= residual.shape[1] else residual.T
+        gains += falling(np.linalg.eigvalsh(wide @ wide.T))
+    return gains
+
+
+def falling(eigenvalues: Float64) -> Float64:
+    """Return rising eigenvalues of a Gram matrix in falling order, none below 0."""
+    return np.maximum(eigenvalues[::-1], 0.0)
 
 
 def truncated_svd(residual: Float32, rank: int, dtype: np.dtype[Any]) -> Factors:

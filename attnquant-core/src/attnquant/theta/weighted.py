@@ -33,7 +33,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, eigh, solve_triangular
+from scipy.linalg import cho_factor, cho_solve, eigh, eigvalsh, solve_triangular
 
 from attnquant.theta.dtypes import Array, widen
 from attnquant.theta.lowrank import (
@@ -41,6 +41,7 @@ from attnquant.theta.lowrank import (
     Fit,
     Float32,
     Float64,
+    falling,
     nonzero,
     orthonormal,
     random_block,
@@ -143,7 +144,7 @@ def fit_weighted(
     Args:
         matrices: W_i ``[out, in]``, two or more.
         moments: C_i ``[in, in]``, definite (`with_ridge`).
-        rank: r, at most ``min(out, in)``.
+        rank: r, at most ``min(out, in)``; at 0 there is the base alone.
         dtype: Storage dtype.
         sweeps: How often each layer of more than two has its turn, at most.
         history: Gets f, ridge included and before rounding, after each sweep.
@@ -151,6 +152,9 @@ def fit_weighted(
     history = [] if history is None else history
     exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
     cholesky = cho_factor(np.sum(moments, axis=0), lower=True, check_finite=False)
+    if not rank:
+        base = _best_base(exact, _no_terms(exact), moments, cholesky)
+        return Fit(base.astype(np.float32).astype(dtype), ())
     if len(exact) == 2:  # noqa: PLR2004
         terms, base = _solve_two(exact, moments, cholesky, rank)
     else:
@@ -193,6 +197,45 @@ def shared_error(
     return history[0]
 
 
+def weighted_gains(matrices: Sequence[Array], moments: Sequence[Float64]) -> Float64:
+    """Return what each rank takes from f, by spectra alone.
+
+    For two layers that is what `fit_weighted` reaches: rank r leaves what
+    ``W_1 - W_2``, measured by P, has beyond its 2r strongest parts. For more layers it
+    is the spectra of the residuals around the base that is best without factors. That
+    base could follow the factors, so what they leave of f is more than a fit leaves.
+
+    Args:
+        matrices: W_i ``[out, in]``, two or more.
+        moments: C_i ``[in, in]``, definite (`with_ridge`).
+
+    Returns:
+        ``[min(out, in)]``, falling: the entry k is what rank k + 1 takes from the f
+        that rank k leaves. Their sum is f of the base alone.
+    """
+    exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
+    cholesky = cho_factor(np.sum(moments, axis=0), lower=True, check_finite=False)
+    gains = np.zeros(min(exact[0].shape))
+    if len(exact) == 2:  # noqa: PLR2004
+        values = _falling_spectrum(_difference(exact, moments, cholesky).gram)
+        # Both layers' terms take one direction each.
+        first, second = values[::2], values[1::2]
+        gains[: len(first)] += first
+        gains[: len(second)] += second
+        return gains
+    base = _best_base(exact, _no_terms(exact), moments, cholesky)
+    for matrix, moment in zip(exact, moments, strict=True):
+        residual = matrix - base
+        if residual.shape[0] > residual.shape[1]:
+            residual = np.asarray(np.linalg.qr(residual, mode="r"))
+        gains += _falling_spectrum(residual @ moment @ residual.T)
+    return gains
+
+
+def _falling_spectrum(gram: Float64) -> Float64:
+    return falling(eigvalsh(gram, check_finite=False))
+
+
 class _Term(NamedTuple):
     """One layer's ``L = left · right``: ``[out, r]`` and ``[r, in]``."""
 
@@ -200,27 +243,50 @@ class _Term(NamedTuple):
     right: Float64
 
 
+def _no_terms(exact: Sequence[Float64]) -> list[_Term]:
+    out_dim, in_dim = exact[0].shape
+    return [_Term(np.zeros((out_dim, 0)), np.zeros((0, in_dim))) for _ in exact]
+
+
+class _Difference(NamedTuple):
+    """How two layers differ: ``D = W_1 - W_2``, and what follows, with ``S = G·Gᵀ``.
+
+    Of a tall D only the square part is worked with, ``D = frame · square``; else there
+    is no frame. `block` is ``Z = G⁻¹·C_1·squareᵀ``, and `gram` ``square·P·squareᵀ``,
+    which is ``square·C_1·squareᵀ - Zᵀ·Z``.
+    """
+
+    frame: Float64 | None
+    square: Float64
+    block: Float64
+    gram: Float64
+
+
+def _difference(
+    exact: Sequence[Float64], moments: Sequence[Float64], cholesky: Any
+) -> _Difference:
+    difference = exact[0] - exact[1]
+    tall = difference.shape[0] > difference.shape[1]
+    frame, square = np.linalg.qr(difference) if tall else (None, difference)
+    weighted = square @ moments[0]
+    block = solve_triangular(cholesky[0], weighted.T, lower=True, check_finite=False)
+    gram = weighted @ square.T - block.T @ block
+    return _Difference(frame, square, block, gram)
+
+
 def _solve_two(
     exact: Sequence[Float64], moments: Sequence[Float64], cholesky: Any, rank: int
 ) -> tuple[list[_Term], Float64]:
     """Return both terms and the base.
 
-    With ``D = W_1 - W_2`` and ``S = G·Gᵀ``, one block ``Z = G⁻¹·C_1·Dᵀ`` gives both
-    ``D·P·Dᵀ = D·C_1·Dᵀ - Zᵀ·Z``, whose eigenvectors U are sought, and what the base is
-    pulled by, ``(A_1 - A_2)·C_1·S⁻¹ = (1 - U·Uᵀ)·(G⁻ᵀ·Z)ᵀ``.
+    One block Z gives both ``D·P·Dᵀ``, whose eigenvectors U are sought, and what the
+    base is pulled by, ``(A_1 - A_2)·C_1·S⁻¹ = (1 - U·Uᵀ)·(G⁻ᵀ·Z)ᵀ``.
     """
-    difference = exact[0] - exact[1]
-    tall = difference.shape[0] > difference.shape[1]
-    # Of a tall D the square part does; its frame is put back at the end.
-    frame, square = np.linalg.qr(difference) if tall else (None, difference)
-    weighted = square @ moments[0]
-    triangle = cholesky[0]
-    block = solve_triangular(triangle, weighted.T, lower=True, check_finite=False)
-    width = min(2 * rank, *difference.shape)
-    left = _top_eigenvectors(weighted @ square.T - block.T @ block, width)
+    frame, square, block, gram = _difference(exact, moments, cholesky)
+    left = _top_eigenvectors(gram, min(2 * rank, len(gram)))
     right = left.T @ square
     pull = solve_triangular(
-        triangle, block, lower=True, trans="T", check_finite=False
+        cholesky[0], block, lower=True, trans="T", check_finite=False
     ).T
     pull = pull - left @ (left.T @ pull)
     if frame is not None:
@@ -242,8 +308,7 @@ def _take_turns(
     sweeps: int,
     history: list[float],
 ) -> tuple[list[_Term], Float64]:
-    out_dim, in_dim = exact[0].shape
-    terms = [_Term(np.zeros((out_dim, 0)), np.zeros((0, in_dim))) for _ in exact]
+    terms = _no_terms(exact)
     total = np.sum(moments, axis=0)
     # sum_j A_j C_j
     weighted = np.sum([w @ c for w, c in zip(exact, moments, strict=True)], axis=0)
