@@ -175,7 +175,7 @@ def measures(steps: int) -> list[Measure]:
     """Return what is measured, with `steps` decode steps where there is one request."""
     decode = [
         # Fewer steps of more requests: the times of all runs are of one order.
-        Measure(f"decode, {n} requests", n, DECODE_PROMPT, 1 + max(steps // n, 4))
+        Measure(f"decode, {n} in flight", n, DECODE_PROMPT, 1 + max(steps // n, 4))
         for n in REQUESTS
     ]
     prefill = [Measure(f"prefill, {n} tokens", 1, n, 1) for n in PREFILLS]
@@ -432,7 +432,7 @@ def prediction(passthrough: BundleInfo, shared: BundleInfo) -> dict[str, float]:
 
 def sharing(report: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return how many times faster a decode step is at G=1, for each storage."""
-    step = f"decode, {REQUESTS[0]} requests"
+    step = f"decode, {REQUESTS[0]} in flight"
     pairs = {name: name.partition(", G=1")[0] for name in report if ", G=1" in name}
     return {
         name: report[own]["seconds"][step] / report[name]["seconds"][step]
