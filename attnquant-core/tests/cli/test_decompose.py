@@ -104,7 +104,7 @@ def test_progress_is_shown_on_a_terminal(
         stdout=subprocess.PIPE,
         stderr=theirs,
         check=True,
-        timeout=60,
+        timeout=600,
     )
     os.close(theirs)
     shown = ""
