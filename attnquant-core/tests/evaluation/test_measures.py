@@ -59,6 +59,8 @@ def predictions(draw: st.DrawFn) -> tuple[Array, Array, Array]:
     return reference.astype(np.float32), candidate.astype(np.float32), targets
 
 
+# Arrays are printed where an example is shown, which Hypothesis warns of.
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @given(predictions())
 def test_figures_equal_their_definitions(case: tuple[Array, Array, Array]) -> None:
     measures = Measures()
