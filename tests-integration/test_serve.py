@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import openai
 import pytest
 from transformers import AutoTokenizer
 
 from attnquant.testing.parity import make_bundle
+from attnquant.testing.server import served
 from gemma3_support import golden
 from gemma3_support.tiny import write_tiny_checkpoint
 
@@ -27,59 +21,6 @@ BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
 GOLDEN = golden.load(ROOT / "attnquant-gemma3" / "tests" / "golden" / "tiny.npz")
 CUT = "\N{REPLACEMENT CHARACTER}"
-START_SECONDS = 900
-"""A first start compiles; on two busy cores that takes minutes."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until_served(client: openai.OpenAI, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        assert server.poll() is None, f"max serve ended with {server.returncode}"
-        try:
-            client.models.list()
-        except (openai.APIConnectionError, openai.InternalServerError):
-            time.sleep(1)
-        else:
-            return
-    pytest.fail(f"max serve did not answer within {START_SECONDS} s")
-
-
-@contextmanager
-def served(model: Path, log: IO[bytes]) -> Iterator[openai.OpenAI]:
-    port = free_port()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("ATTNQUANT_")}
-    server = subprocess.Popen(
-        [
-            *(str(BIN / "max"), "serve", "--model", str(model)),
-            *("--custom-architectures", "attnquant", "--devices", "cpu"),
-            *("--quantization-encoding", "float32", "--max-length", "1024"),
-            *("--port", str(port)),
-        ],
-        env=clean | {"HF_HUB_OFFLINE": "1", "MODULAR_TELEMETRY_ENABLED": "0"},
-        stdout=log,
-        stderr=log,
-        # A group of its own, so that the workers end with it.
-        start_new_session=True,
-    )
-    try:
-        client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=120
-        )
-        wait_until_served(client, server)
-        yield client
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
 
 
 @pytest.fixture(scope="module")

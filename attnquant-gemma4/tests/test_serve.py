@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import base64
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import openai
 import pytest
 from transformers import AutoTokenizer
 
 from attnquant.testing.parity import make_bundle
+from attnquant.testing.server import environment, flags, served
 from gemma4_support import golden
 from gemma4_support.vision import png, write_multimodal_checkpoint
 
@@ -29,8 +25,6 @@ GOLDEN: Final = golden.load(Path(__file__).parent / "golden" / "tiny.npz")
 SOURCE, SETTING = "pattern", "g4-r4-all"
 RECORDS: Final = GOLDEN.of(SOURCE, SETTING)
 CUT: Final = "\N{REPLACEMENT CHARACTER}"
-START_SECONDS: Final = 900
-"""A first start compiles; on two busy cores that takes minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -40,67 +34,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = GOLDEN.source(SOURCE).recipe
     checkpoint = write_multimodal_checkpoint(root / "tiny", **recipe)
     return make_bundle(checkpoint, RECORDS[0].setting, root / "bundle")
-
-
-def environment() -> dict[str, str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("ATTNQUANT_")}
-    return clean | {"HF_HUB_OFFLINE": "1", "MODULAR_TELEMETRY_ENABLED": "0"}
-
-
-def flags(model: Path) -> list[str]:
-    return [
-        *("--model", str(model), "--custom-architectures", "attnquant"),
-        *("--devices", "cpu", "--quantization-encoding", "float32"),
-        *("--max-length", "1024"),
-    ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until_served(client: openai.OpenAI, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        assert server.poll() is None, f"max serve ended with {server.returncode}"
-        try:
-            client.models.list()
-        except (openai.APIConnectionError, openai.InternalServerError):
-            time.sleep(1)
-        else:
-            return
-    pytest.fail(f"max serve did not answer within {START_SECONDS} s")
-
-
-@contextmanager
-def served(model: Path, log: IO[bytes]) -> Iterator[openai.OpenAI]:
-    port = free_port()
-    server = subprocess.Popen(
-        [str(BIN / "max"), "serve", *flags(model), "--port", str(port)],
-        env=environment(),
-        stdout=log,
-        stderr=log,
-        # A group of its own, so that the workers end with it.
-        start_new_session=True,
-    )
-    try:
-        client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1",
-            api_key="none",
-            timeout=120,
-            max_retries=0,
-        )
-        wait_until_served(client, server)
-        yield client
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
 
 
 @pytest.fixture(scope="module")
