@@ -123,7 +123,8 @@ class _Distribution:
     """Softmax of logits ``[rows, vocabulary]``, with its parts at hand.
 
     Exponentials are formed in float32 and summed in float64. What float32 rounds off
-    far from the largest logit is weighted by next to nothing.
+    far from the largest logit is weighted by next to nothing there; a token that came
+    may lie as far, and its own log-probability is therefore formed in float64.
     """
 
     def __init__(self, logits: Array) -> None:
@@ -133,11 +134,12 @@ class _Distribution:
             raise CheckpointError(
                 "logits", expected="finite values", found="a NaN or an infinity"
             )
+        self._logits, self._highest = logits, highest[:, 0].astype(np.float64)
         self.shifted = logits - highest
         self.exponentials = np.exp(self.shifted)
         self.total = self.exponentials.sum(axis=1, dtype=np.float64)
         self.log_total = np.log(self.total)
 
     def log_probabilities(self, tokens: Array) -> Array:
-        chosen = np.take_along_axis(self.shifted, tokens[:, None], axis=1)[:, 0]
-        return np.asarray(chosen.astype(np.float64) - self.log_total)
+        chosen = np.take_along_axis(self._logits, tokens[:, None], axis=1)[:, 0]
+        return np.asarray(chosen.astype(np.float64) - self._highest - self.log_total)
