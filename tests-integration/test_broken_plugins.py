@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from core_support.plugins import install
+from core_support.plugins import install, supplying
 from gemma3_support.tiny import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -52,6 +52,20 @@ def test_where_another_plugin_is_loaded_the_broken_one_is_explained(
     ) in out
     assert "AttnQuant plugin gemma9 (not installed) is failed" in out
     assert "AttnQuant plugin gemma3 (attnquant-gemma3 0.1.0) is disabled" in out
+
+
+def test_an_architecture_of_a_broken_plugin_is_not_left_to_max(
+    model: Path, tmp_path: Path
+) -> None:
+    install(tmp_path, "broken", supplying("Gemma3ForCausalLM"))
+    names = "gemma4,broken"
+    out = generate(model, ATTNQUANT_PLUGINS=names, PYTHONPATH=str(tmp_path))
+    assert (
+        "Gemma3ForCausalLM: expected a plugin that is loaded, found broken"
+        " (attnquant-broken 1.0), which is missing dependency. No module named"
+        " 'nowhere'."
+    ) in out
+    assert "ATTNQUANT_DISABLE=broken" in out
 
 
 def test_where_none_is_loaded_every_one_is_explained(

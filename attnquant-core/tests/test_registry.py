@@ -210,6 +210,50 @@ def test_an_architecture_that_cannot_be_imported_is_explained(
     assert table["TinyForCausalLM"] == [GENERATION, EMBEDDING]
 
 
+@pytest.mark.usefixtures("tables")
+def test_an_architecture_whose_plugin_is_in_trouble_is_refused_with_the_reason(
+    supplied: Path, lookup: Any, table: Table
+) -> None:
+    install(supplied, "b", supplying("B"))
+    (supplied / "nowhere.py").write_text("raise ValueError('no luck')")
+    own = table["B"] = [("never_imported", "arch", None)]
+    plugins = find_plugins({})
+    assert names(collect_architectures(plugins)) == ["TinyForCausalLM"]
+    with pytest.raises(ArchitectureError) as caught:
+        lookup.find("B")
+    error = caught.value
+    assert error.subject == "B"
+    assert error.found == "b (attnquant-b 1.0), which is failed"
+    assert "ValueError: no luck" in error.hint
+    assert "ATTNQUANT_DISABLE=b" in error.hint
+    unregister_architectures()
+    assert table["B"] == own
+
+
+@pytest.mark.usefixtures("tables")
+def test_two_claims_are_refused_until_one_is_pinned(
+    supplied: Path, lookup: Any
+) -> None:
+    install(supplied, "b", supplying("B"))
+    install(supplied, "c", supplying("B", "C"))
+    declare(supplied / "nowhere.py", "B")
+    collect_architectures(find_plugins({}))
+    with pytest.raises(ArchitectureError, match="ATTNQUANT_PIN=B=") as caught:
+        lookup.find("B")
+    assert "ATTNQUANT_DISABLE=b,c" in caught.value.hint
+    pinned = collect_architectures(find_plugins({"ATTNQUANT_PIN": "B=attnquant-b"}))
+    assert names(pinned) == ["B", "TinyForCausalLM"]
+    assert lookup.find("B") is None
+
+
+@pytest.mark.usefixtures("tables")
+def test_what_is_disabled_is_left_to_max(supplied: Path, table: Table) -> None:
+    install(supplied, "b", supplying("B"))
+    own = table["B"] = [("never_imported", "arch", None)]
+    collect_architectures(find_plugins({"ATTNQUANT_DISABLE": "b"}))
+    assert table["B"] == own
+
+
 @pytest.fixture
 def fresh() -> ModuleType:
     """Give the package as it is before anyone asked for its architectures."""
@@ -250,6 +294,7 @@ def test_other_attributes_are_not_there(fresh: ModuleType) -> None:
 def tables(lookup: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Give MAX's lookup with its other tables empty."""
     monkeypatch.setattr("attnquant.registry._REPLACED", {})
+    monkeypatch.setattr("attnquant.registry._REFUSED", {})
     for name in ("architectures", "_architectures_by_task"):
         monkeypatch.setattr(lookup, name, {})
     monkeypatch.setattr(lookup, "_imported_custom_arch_specs", set())

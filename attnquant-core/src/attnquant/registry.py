@@ -10,9 +10,10 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from attnquant import unavailable
 from attnquant.errors import ArchitectureError, PluginError, ServingError
 from attnquant.hookspecs import Architecture
-from attnquant.plugins import PluginSet, State, Supplied, installed_plugins
+from attnquant.plugins import Plugin, PluginSet, State, Supplied, installed_plugins
 
 if TYPE_CHECKING:
     from max.pipelines.lib import SupportedArchitecture
@@ -39,6 +40,9 @@ class _Replaced:
 _REPLACED: dict[tuple[str, object], _Replaced] = {}
 """By name and task, since MAX's registry is one for the process."""
 
+_REFUSED: dict[str, list[LazyEntry]] = {}
+"""MAX's own lazy entries of the architectures whose plugin is in trouble."""
+
 # Below MAX's own name, since MAX's console shows no other.
 logger = logging.getLogger("max.pipelines.attnquant")
 
@@ -49,7 +53,8 @@ def collect_architectures(
     """Import every supplied architecture and pop MAX's lazy entry of the same name.
 
     MAX registers what this returns. Its lazy entries for another task under the same
-    name stay.
+    name stay. An architecture that only plugins in trouble claim is refused when MAX is
+    asked for it, and the refusal says why.
 
     Args:
         plugins: By default those installed.
@@ -69,8 +74,8 @@ def collect_architectures(
             architectures.append(architecture)
     for plugin in plugins.plugins:
         if plugin.state is not State.LOADED:
-            # Where MAX has an architecture of its own for a model, it serves that one
-            # now, and what it then refuses is explained by this line alone.
+            # Of one that could not even name its architectures, MAX serves its own, and
+            # what that then refuses is explained by this line alone.
             logger.log(
                 logging.WARNING if plugin.in_trouble else logging.INFO,
                 "AttnQuant plugin %s (%s) is %s: %s",
@@ -86,6 +91,7 @@ def collect_architectures(
             found="none",
             hint=plugins.explain(),
         )
+    _refuse(plugins)
     return architectures
 
 
@@ -108,8 +114,35 @@ def unregister_architectures() -> None:
             lazy = lookup._lazy_architectures.setdefault(name, [])  # noqa: SLF001
             lazy += [entry for entry in replaced.lazy if entry not in lazy]
     _REPLACED.clear()
+    _readmit(lookup)
     lookup._imported_custom_arch_specs.discard(attnquant.__name__)  # noqa: SLF001
     vars(attnquant).pop("ARCHITECTURES", None)
+
+
+def _refuse(plugins: PluginSet) -> None:
+    """Have MAX refuse what only plugins in trouble supply."""
+    claims: dict[str, list[Plugin]] = {}
+    for plugin in plugins.plugins:
+        for architecture in plugin.architectures if plugin.in_trouble else ():
+            claims.setdefault(architecture.name, []).append(plugin)
+    supplied, lookup = plugins.supplied, _lookup()
+    # Those of an earlier call may be in order now.
+    _readmit(lookup)
+    for name, claimants in claims.items():
+        if name not in supplied:
+            table = lookup._lazy_architectures  # noqa: SLF001
+            _REFUSED[name] = table.get(name, [])
+            table[name] = [unavailable.defer(name, claimants)]
+
+
+def _readmit(lookup: Any) -> None:
+    """Put MAX's own entries back in the place of refusals."""
+    table = lookup._lazy_architectures  # noqa: SLF001
+    for name, entries in _REFUSED.items():
+        table.pop(name, None)
+        if entries:
+            table[name] = entries
+    _REFUSED.clear()
 
 
 def _take_out(lookup: Any, replaced: _Replaced) -> None:

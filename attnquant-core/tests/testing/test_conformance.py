@@ -178,3 +178,27 @@ def test_options_choose_parts_and_plugins(
         code, "-q", "-p", "no:cacheprovider", tmp_path, *options, env=environment()
     )
     assert ran in done.stdout + done.stderr
+
+
+APPLICABLE = """
+from attnquant.testing.conformance.model import ConformanceModel, applies_where, part
+
+@part("hooks")
+class Kit(ConformanceModel):
+    @applies_where(lambda model: model.decoder_config.get("sliding_window"))
+    def test_a_window(self): ...
+
+class TestPlain(Kit):
+    config = {}
+
+class TestSliding(Kit):
+    config = {"sliding_window": 128}
+"""
+
+
+def test_what_a_model_has_no_use_for_is_not_collected(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(APPLICABLE)
+    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    done = python(code, "-v", "-p", "no:cacheprovider", tmp_path, env=environment())
+    assert "TestSliding::test_a_window PASSED" in done.stdout
+    assert "1 passed, 1 deselected" in done.stdout

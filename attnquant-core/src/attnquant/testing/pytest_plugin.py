@@ -1,4 +1,4 @@
-"""The conformance kit as a pytest plugin: one marker, two options, readable failures.
+"""The conformance kit as a pytest plugin: two markers, three options.
 
 Installed with attnquant-core, it is loaded by every pytest run; it imports nothing but
 pytest until a test asks for more.
@@ -11,6 +11,7 @@ import pytest
 from attnquant.testing.parts import PARTS
 
 MARKER = "attnquant"
+APPLIES = "attnquant_applies"
 
 pytest.register_assert_rewrite("attnquant.testing.conformance", "attnquant.testing")
 
@@ -42,6 +43,10 @@ def pytest_configure(config: pytest.Config) -> None:
         f"{MARKER}(part): belongs to a part of AttnQuant's conformance kit: "
         + ", ".join(PARTS),
     )
+    config.addinivalue_line(
+        "markers",
+        f"{APPLIES}(predicate): collected where the predicate is true of the model",
+    )
     for part in _parts(config):
         if part not in PARTS:
             msg = f"--attnquant-parts: expected {', '.join(PARTS)}, found {part!r}"
@@ -51,11 +56,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out what the options do not ask for."""
+    """Leave out what the options do not ask for, and what does not apply."""
     parts = _parts(config)
     name = config.getoption("--attnquant-plugin")
-    if not parts and name is None:
-        return
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
     for item in items:
@@ -64,9 +67,11 @@ def pytest_collection_modifyitems(
         if mark is not None:
             wanted = not parts or mark.args[0] in parts
             wanted = wanted and (name is None or _plugin_of(item) == name)
+            wanted = wanted and _applies(item)
         (kept if wanted else dropped).append(item)
-    config.hook.pytest_deselected(items=dropped)
-    items[:] = kept
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
 
 
 def _parts(config: pytest.Config) -> tuple[str, ...]:
@@ -78,3 +83,9 @@ def _plugin_of(item: pytest.Item) -> str | None:
     # Every class of the kit knows it; asking loads the plugins.
     cls = getattr(item, "cls", None)
     return cls.plugin_name() if cls is not None else None
+
+
+def _applies(item: pytest.Item) -> bool:
+    cls = getattr(item, "cls", None)
+    marks = item.iter_markers(APPLIES)
+    return cls is None or all(mark.args[0](cls()) for mark in marks)

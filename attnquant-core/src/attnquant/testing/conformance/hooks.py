@@ -10,7 +10,12 @@ import pytest
 
 from attnquant.errors import AttnQuantError, CheckpointError, ServingError
 from attnquant.testing.checkpoints import BFLOAT16
-from attnquant.testing.conformance.model import ConformanceModel, Setting, part
+from attnquant.testing.conformance.model import (
+    ConformanceModel,
+    Setting,
+    applies_where,
+    part,
+)
 from attnquant.testing.conformance.structural import copy_checkpoint
 from attnquant.testing.in_process import InProcessModel, attnquant_environment
 from attnquant.testing.parity import make_bundle
@@ -230,10 +235,9 @@ class HooksConformance(ConformanceModel):
                 )
             )
 
+    @applies_where(lambda model: bool(model.decoder_config.get("sliding_window")))
     def test_a_narrow_window_is_refused(self, checkpoint: Path, tmp_path: Path) -> None:
         """A sliding window that MAX cannot compile for CPUs is refused by its name."""
-        if not self.decoder_config.get("sliding_window"):
-            pytest.skip("this model has no sliding window")
         config: dict[str, Any] = {"sliding_window": 64}
         if "text_config" in self.config:
             config = {"text_config": dict(self.decoder_config) | config}

@@ -48,6 +48,17 @@ def part(name: str) -> Callable[[_Class], _Class]:
     return mark
 
 
+def applies_where(
+    predicate: Callable[[ConformanceModel], bool],
+) -> pytest.MarkDecorator:
+    """Return a decorator for a test that only some models can be put to.
+
+    Args:
+        predicate: Says it of a model. Where it is false the test is not collected.
+    """
+    return pytest.mark.attnquant_applies.with_args(predicate)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A decomposition; passthrough has no shared blocks."""

@@ -80,14 +80,17 @@ class ServingConformance(ConformanceModel):
             assert max(compare_logits(other, found.logits)) < LIMIT
         agreed.append(found.logits)
 
-    @pytest.mark.parametrize("formulation", FORMULATIONS)
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Choose the formulations that are served at passthrough."""
+        if "formulation" in metafunc.fixturenames:
+            every = metafunc.config.getoption("--attnquant-all-graphs")
+            chosen = FORMULATIONS if every else self.passthrough_formulations
+            metafunc.parametrize("formulation", chosen)
+
     def test_passthrough_is_the_original(
-        self, request: pytest.FixtureRequest, checkpoint: Path, formulation: str
+        self, checkpoint: Path, formulation: str
     ) -> None:
         """Without any setting, a raw checkpoint is served as the reference has it."""
-        every = request.config.getoption("--attnquant-all-graphs")
-        if formulation not in self.passthrough_formulations and not every:
-            pytest.skip("a graph more: asked for with --attnquant-all-graphs")
         weights, _ = read_checkpoint(checkpoint)
         with serving(checkpoint, formulation) as model:
             for prompt in self.prompts():
