@@ -17,10 +17,12 @@ from attnquant.cli import (
     doctor,
     evaluate,
     export,
+    generate,
     inspect,
     new_model,
     plugins,
     report,
+    serve,
 )
 from attnquant.errors import AttnQuantError
 from attnquant.settings import warn_unknown_variables
@@ -32,17 +34,19 @@ COMMANDS = (
     doctor,
     evaluate,
     export,
+    generate,
     inspect,
     new_model,
     plugins,
     report,
+    serve,
 )
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser with every command."""
     parser = argparse.ArgumentParser(
-        prog="attnquant", description="Make and look at theta bundles."
+        prog="attnquant", description="Make, look at and serve theta bundles."
     )
     parser.add_argument(
         "--version", action="version", version=f"attnquant {attnquant.__version__}"
