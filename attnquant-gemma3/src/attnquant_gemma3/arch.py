@@ -6,10 +6,10 @@ from max.graph.weights import WeightsFormat
 from max.pipelines.architectures.gemma3.batch_processor import Gemma3BatchProcessor
 from max.pipelines.context import TextContext
 from max.pipelines.kv_cache.memory_planner import PagedMemoryPlanner
-from max.pipelines.lib import SupportedArchitecture, TextTokenizer
+from max.pipelines.lib import SupportedArchitecture
 from max.pipelines.modeling.types import PipelineTask
 
-from attnquant.serving.encodings import with_flags
+from attnquant.serving.api import CheckedTextTokenizer, with_flags
 from attnquant_gemma3.model import AttnQuantGemma3Model
 from attnquant_gemma3.model_config import AttnQuantGemma3Config
 from attnquant_gemma3.plugin import ARCHITECTURE
@@ -30,7 +30,7 @@ gemma3_attnquant_arch = SupportedArchitecture(
     pipeline_model=AttnQuantGemma3Model,
     batching=_BatchProcessor,
     task=PipelineTask.TEXT_GENERATION,
-    tokenizer=TextTokenizer,
+    tokenizer=CheckedTextTokenizer,
     context_type=TextContext,
     default_weights_format=WeightsFormat.safetensors,
     multi_gpu_supported=False,

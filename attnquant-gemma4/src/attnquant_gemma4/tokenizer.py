@@ -10,10 +10,11 @@ from max.pipelines.context.exceptions import InputError
 from max.pipelines.lib import PipelineConfig
 from max.pipelines.modeling.types import TextGenerationRequest
 
+from attnquant.serving.api import CheckedRequestsMixin
 from attnquant_gemma4.model_config import serves_images
 
 
-class AttnQuantGemma4Tokenizer(Gemma4Tokenizer):
+class AttnQuantGemma4Tokenizer(CheckedRequestsMixin, Gemma4Tokenizer):
     """MAX's Gemma 4 tokenizer; without a vision encoder, requests are text."""
 
     def __init__(
@@ -39,4 +40,5 @@ class AttnQuantGemma4Tokenizer(Gemma4Tokenizer):
                 " needs a checkpoint with a vision tower. Send text."
             )
             raise InputError(msg)
-        return await super().new_context(request)
+        context: Gemma4Context = await super().new_context(request)
+        return context

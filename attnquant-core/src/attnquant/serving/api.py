@@ -11,6 +11,7 @@ from attnquant.serving.mlp import AttnQuantMLP
 from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
 from attnquant.serving.pipeline_model import AttnQuantPipelineModelMixin
 from attnquant.serving.projections import ProjectionMaker
+from attnquant.serving.requests import CheckedRequestsMixin, CheckedTextTokenizer
 from attnquant.serving.text_pipeline import (
     AttnQuantTextPipelineModel,
     TextBatchProcessor,
@@ -27,6 +28,8 @@ __all__ = [
     "AttnQuantPipelineModelMixin",
     "AttnQuantTextModel",
     "AttnQuantTextPipelineModel",
+    "CheckedRequestsMixin",
+    "CheckedTextTokenizer",
     "ProjectionMaker",
     "StackedProjection",
     "TextBatchProcessor",

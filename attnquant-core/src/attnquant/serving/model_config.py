@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnquant.plugins import installed_plugins
+from attnquant.serving.kv_cache import reserve_whole_prompts
 from attnquant.serving.projections import ProjectionMaker
 from attnquant.settings import Settings, resolve_settings
 from attnquant.theta.bundle import BundleInfo, parse_block
@@ -61,12 +62,12 @@ class AttnQuantConfigMixin:
         *,
         allow_kv_head_replication: bool = False,
     ) -> Any:
-        """Return the cache layout that the plugin's hook gives.
+        """Return the cache layout that the plugin's hook gives, sized for any prompt.
 
         MAX's configs replicate heads over devices; here there is one device.
         """
         del allow_kv_head_replication
-        return (
+        return reserve_whole_prompts(
             installed_plugins()
             .find(cls.ARCHITECTURE)
             .kv_params(

@@ -5,10 +5,14 @@ from __future__ import annotations
 from max.graph.weights import WeightsFormat
 from max.pipelines.context import TextContext
 from max.pipelines.kv_cache.memory_planner import PagedMemoryPlanner
-from max.pipelines.lib import SupportedArchitecture, TextTokenizer
+from max.pipelines.lib import SupportedArchitecture
 from max.pipelines.modeling.types import PipelineTask
 
-from attnquant.serving.api import TextBatchProcessor, with_flags
+from attnquant.serving.api import (
+    CheckedTextTokenizer,
+    TextBatchProcessor,
+    with_flags,
+)
 from attnquant_llama.model import AttnQuantLlamaModel
 from attnquant_llama.model_config import AttnQuantLlamaConfig
 from attnquant_llama.plugin import ARCHITECTURE
@@ -22,7 +26,7 @@ llama_attnquant_arch = SupportedArchitecture(
     pipeline_model=AttnQuantLlamaModel,
     batching=TextBatchProcessor,
     task=PipelineTask.TEXT_GENERATION,
-    tokenizer=TextTokenizer,
+    tokenizer=CheckedTextTokenizer,
     context_type=TextContext,
     default_weights_format=WeightsFormat.safetensors,
     multi_gpu_supported=False,
