@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from attnquant.errors import SettingError
+from attnquant.sizes import parse_bytes
 from attnquant.theta.bands import check_shared_blocks
 from attnquant.theta.bundle import BundleInfo
 from attnquant.theta.families import TIE_MODES, tied_families_for
@@ -28,6 +29,12 @@ def _positive_integer(text: str) -> int:
     if value < 1:
         raise ValueError(text)
     return value
+
+
+def _size(text: str) -> int:
+    if (size := parse_bytes(text)) < 0:
+        raise ValueError(text)
+    return size
 
 
 def _one_of(choices: tuple[str, ...]) -> Callable[[str], str]:
@@ -133,7 +140,15 @@ PIN = Variable(
     "none",
     "Which distribution supplies an architecture that several claim.",
 )
-VARIABLES = (RANK, BLOCKS, TIE, FORMULATION, PLUGINS, DISABLE, PIN)
+CACHE_LIMIT = Variable(
+    "ATTNQUANT_CACHE_LIMIT",
+    _size,
+    "a size such as 500MB or 5GB",
+    "none: nothing is removed",
+    "How large MAX's compile cache may be after a start; what was used longest ago is"
+    " removed first.",
+)
+VARIABLES = (RANK, BLOCKS, TIE, FORMULATION, PLUGINS, DISABLE, PIN, CACHE_LIMIT)
 
 
 @dataclass(frozen=True)

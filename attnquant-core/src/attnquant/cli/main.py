@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import attnquant
 from attnquant.cli import (
+    cache,
     calibrate,
     check,
     decompose,
@@ -28,6 +29,7 @@ from attnquant.errors import AttnQuantError
 from attnquant.settings import warn_unknown_variables
 
 COMMANDS = (
+    cache,
     calibrate,
     check,
     decompose,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from max.driver import Buffer
+from max.engine import InferenceSession, Model
 from max.graph.weights import WeightData
 from max.nn.layer import Module
 from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
@@ -16,6 +17,7 @@ from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
 from attnquant.errors import CheckpointError, ServingError
 from attnquant.hookspecs import AttentionFactory
 from attnquant.plugins import installed_plugins
+from attnquant.serving.compile_cache import CheckedCache
 from attnquant.serving.decoder import AttnQuantDecoder
 from attnquant.serving.formulations import (
     use_fused_formulation,
@@ -23,6 +25,7 @@ from attnquant.serving.formulations import (
 )
 from attnquant.serving.fused import kernel_extensions
 from attnquant.serving.model_config import AttnQuantConfigMixin
+from attnquant.serving.start_log import TimedGraphSpec
 from attnquant.serving.weight_adapter import Adapted, WeightAdapter
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.checkpoint import open_checkpoint
@@ -40,6 +43,7 @@ class AttnQuantPipelineModelMixin:
     """The architecture's."""
 
     _adapted: Adapted
+    _graph_name: str
 
     def build_decoder(
         self, model_config: Any, build_attention: AttentionFactory
@@ -69,6 +73,14 @@ class AttnQuantPipelineModelMixin:
         )
         return self._adapted.state_dict
 
+    def load_graphs(self, session: InferenceSession) -> dict[str, Model]:
+        """Load as MAX does, out of a compile cache that was checked before."""
+        cache = CheckedCache()
+        host: Any = super()
+        models: dict[str, Model] = host.load_graphs(session)
+        cache.loaded(self._graph_name)
+        return models
+
     def finish_config(self, config: AttnQuantConfigMixin) -> None:
         """Tell a new model config what the weight adapter found."""
         config.apply_settings(self._adapted.settings)
@@ -86,10 +98,11 @@ class AttnQuantPipelineModelMixin:
         # The graph's registry holds what it binds; let go of the rest.
         self._adapted = dataclasses.replace(self._adapted, state_dict={})
         fused = use_fused_formulation(model_config.formulation)
+        self._graph_name = graph_name(decoder, *_traits(model_config))
         return {
-            GraphRole.DECODER: GraphSpec(
+            GraphRole.DECODER: TimedGraphSpec(
                 decoder,
-                graph_name(decoder, *_traits(model_config)),
+                self._graph_name,
                 host._bind_graph_inputs(decoder.input_tree()),  # noqa: SLF001
                 weights=decoder.state_dict(auto_initialize=False),
                 custom_extensions=kernel_extensions() if fused else [],

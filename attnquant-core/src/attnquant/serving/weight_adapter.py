@@ -8,8 +8,8 @@ cast to the model's dtype; put the graph's prefix in front again.
 from __future__ import annotations
 
 import logging
+import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from max.graph.weights import WeightData
 
 from attnquant.errors import CheckpointError, SettingError
 from attnquant.plugins import installed_plugins
+from attnquant.quality import doubtful
 from attnquant.serving.arrays import WeightArrays, cast, to_weight
 from attnquant.serving.formulations import (
     precompute_weff_outside_graph,
@@ -26,6 +27,7 @@ from attnquant.serving.formulations import (
     use_precomputed_weff_outside,
 )
 from attnquant.serving.model_config import bundle_of
+from attnquant.serving.start_log import Stopwatch, log_weights
 from attnquant.settings import BLOCKS, RANK, TIE, Settings, resolve_settings
 from attnquant.theta.bundle import BundleInfo, check_tensors
 from attnquant.theta.decompose import iter_decomposed, kept_names, projection_shapes
@@ -35,6 +37,7 @@ from attnquant.theta.grouping import Grouping
 from attnquant.theta.layout import ThetaLayout, check_rank_bound, make_layout
 from attnquant.theta.names import (
     ProjectionKey,
+    base_name,
     is_theta_name,
     parse_projection,
     projection_name,
@@ -108,7 +111,7 @@ class WeightAdapter:
             AttnQuantError: If names, shapes, values or settings do not fit; nothing
                 is guessed or left out.
         """
-        started = time.perf_counter()
+        clock = Stopwatch()
         config = huggingface_config.to_dict()
         supplied = installed_plugins().find(self.architecture)
         num_layers = int(huggingface_config.num_hidden_layers)
@@ -124,7 +127,9 @@ class WeightAdapter:
         if getattr(huggingface_config, "tie_word_embeddings", False):
             # A copy of the embedding, which the graph's head shares.
             canonical.pop("lm_head.weight", None)
+        clock.lap("weights")
         theta, kept = _theta(canonical, layout, decomposed=bundle is not None)
+        clock.lap("weights" if bundle else "decomposition")
         if use_precomputed_weff_outside(settings.formulation):
             arrays = {name: _array(value) for name, value in theta.items()}
             theta = dict(precompute_weff_outside_graph(arrays, layout))
@@ -136,18 +141,31 @@ class WeightAdapter:
             )
             for name, value in found.items()
         }
-        logger.info(
-            "AttnQuant: G=%d of %d layers, r=%d, tie=%s, formulation=%s (from %s);"
-            " weights ready in %.1f s",
-            settings.shared_blocks,
-            num_layers,
-            settings.lora_rank,
-            settings.tie_families,
-            settings.formulation,
-            settings.origin,
-            time.perf_counter() - started,
-        )
+        clock.lap("weights")
+        log_weights(supplied, num_layers, settings, _bytes(adapted, layout), clock)
+        if doubt := doubtful(layout, bundle):
+            logger.warning("AttnQuant: %s", doubt)
         return Adapted(adapted, layout, settings, storage)
+
+
+def _bytes(
+    adapted: Mapping[str, WeightData], layout: ThetaLayout
+) -> tuple[int, int]:
+    """Return what the weights take, and would take with projections multiplied out."""
+    sizes = {
+        name: math.prod(_Shaped(weight).shape) * weight.dtype.size_in_bytes
+        for name, weight in adapted.items()
+    }
+    served = sum(sizes.values())
+    theta = {GRAPH_PREFIX + _nested(name) for name in layout.tensors()}
+    if not theta <= sizes.keys():
+        # They are multiplied out already.
+        return served, served
+    dense = sum(
+        sizes[GRAPH_PREFIX + base_name(*base)] * len(layers)
+        for base, layers in layout.bases.items()
+    )
+    return served, served - sum(sizes[name] for name in theta) + dense
 
 
 def _canonical(
