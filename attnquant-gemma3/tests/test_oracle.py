@@ -18,7 +18,6 @@ from gemma3_support import golden
 from gemma3_support.oracle import (
     forward,
     greedy,
-    mean_svd_weff,
     substitute_weff,
 )
 from gemma3_support.tiny import Json, tiny_config, tiny_weights
@@ -238,27 +237,10 @@ def test_what_the_oracle_does_not_know_is_refused(
 # --- the plain method ------------------------------------------------------------
 
 
-def test_one_band_per_layer_leaves_the_matrices_as_they_are() -> None:
+def test_one_band_per_layer_leaves_the_weights_as_they_are() -> None:
     weights, _ = tiny("tied")
-    matrices = [weights[f"model.layers.{i}.mlp.up_proj.weight"] for i in range(8)]
-    for effective, matrix in zip(mean_svd_weff(matrices, 0, 8), matrices, strict=True):
-        np.testing.assert_array_equal(effective, matrix)
-
-
-def test_rank_closes_the_gap_to_the_matrices() -> None:
-    weights, _ = tiny("tied")
-    matrices = [weights[f"model.layers.{i}.self_attn.k_proj.weight"] for i in range(8)]
-    errors = [
-        max(
-            float(np.linalg.norm(effective - matrix))
-            for effective, matrix in zip(
-                mean_svd_weff(matrices, rank, 3), matrices, strict=True
-            )
-        )
-        for rank in (0, 4, 16, 64)
-    ]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-12
+    for name, effective in substitute_weff(weights, 0, 8, "all").items():
+        np.testing.assert_array_equal(effective, weights[name])
 
 
 def test_attn_leaves_the_mlp_alone() -> None:

@@ -15,6 +15,17 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from attnquant.testing.numpy_layers import (
+    causal_mask,
+    gelu_tanh,
+    mean_svd_weff,
+    rotate,
+    silu,
+    softcap,
+    softmax,
+    split_heads,
+)
+
 Array = npt.NDArray[Any]
 Weights = Mapping[str, Array]
 Config = Mapping[str, Any]
@@ -113,19 +124,10 @@ def _rope(parameters: Config, theta: float) -> _Rope:
     return _Rope(theta=parameters.get("rope_theta", theta), factor=factor)
 
 
-def _gelu_tanh(x: Array) -> Array:
-    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
-    return np.asarray(0.5 * x * (1.0 + np.tanh(inner)))
-
-
 def _gelu_erf(x: Array) -> Array:
     # numpy has no erf; slow, and no released Gemma 3 asks for it.
     erf = np.vectorize(math.erf, otypes=[x.dtype])
     return np.asarray(0.5 * x * (1.0 + erf(x / math.sqrt(2.0))))
-
-
-def _silu(x: Array) -> Array:
-    return np.asarray(x / (1.0 + np.exp(-x)))
 
 
 def _relu(x: Array) -> Array:
@@ -135,11 +137,11 @@ def _relu(x: Array) -> Array:
 def _activation(name: str | None) -> Callable[[Array], Array]:
     """Return the gate's activation; transformers' default is the tanh GELU."""
     known = {
-        "gelu_pytorch_tanh": _gelu_tanh,
-        "gelu_tanh": _gelu_tanh,
+        "gelu_pytorch_tanh": gelu_tanh,
+        "gelu_tanh": gelu_tanh,
         "gelu": _gelu_erf,
-        "silu": _silu,
-        "swish": _silu,
+        "silu": silu,
+        "swish": silu,
         "relu": _relu,
     }
     return known[name or "gelu_pytorch_tanh"]
@@ -213,8 +215,8 @@ class _Net:
             for kind, rope in model.ropes.items()
         }
         masks = {
-            "full_attention": _mask(start, self._seen, None),
-            "sliding_attention": _mask(start, self._seen, model.window),
+            "full_attention": causal_mask(start, self._seen, None),
+            "sliding_attention": causal_mask(start, self._seen, model.window),
         }
         rows = self._weights["model.embed_tokens.weight"][tokens]
         # The scale keeps float precision; transformers rounds it only where the
@@ -233,7 +235,7 @@ class _Net:
         out = np.empty((len(x), len(head)), dtype=self._dtype)
         for rows in _row_blocks(len(head)):
             np.matmul(x, head[rows].astype(self._dtype, copy=False).T, out=out[:, rows])
-        return _softcap(out, self._model.final_softcap)
+        return softcap(out, self._model.final_softcap)
 
     def _block(
         self, x: Array, i: int, rotation: tuple[Array, Array], mask: Array
@@ -252,11 +254,11 @@ class _Net:
     ) -> Array:
         """Grouped-query attention with normed queries and keys, `[T, hidden]`."""
         model, attn = self._model, f"model.layers.{i}.self_attn"
-        q = _split_heads(self._linear(x, f"{attn}.q_proj"), model.num_heads)
-        k = _split_heads(self._linear(x, f"{attn}.k_proj"), model.num_kv_heads)
-        v = _split_heads(self._linear(x, f"{attn}.v_proj"), model.num_kv_heads)
-        q = _rotate(self._norm(q, f"{attn}.q_norm"), rotation)
-        k = _rotate(self._norm(k, f"{attn}.k_norm"), rotation)
+        q = split_heads(self._linear(x, f"{attn}.q_proj"), model.num_heads)
+        k = split_heads(self._linear(x, f"{attn}.k_proj"), model.num_kv_heads)
+        v = split_heads(self._linear(x, f"{attn}.v_proj"), model.num_kv_heads)
+        q = rotate(self._norm(q, f"{attn}.q_norm"), rotation)
+        k = rotate(self._norm(k, f"{attn}.k_norm"), rotation)
         if (past := self._cache[i]) is not None:
             k = np.concatenate([past[0], k], axis=1)
             v = np.concatenate([past[1], v], axis=1)
@@ -265,9 +267,9 @@ class _Net:
         q = q.reshape(model.num_kv_heads, -1, *q.shape[1:])
         scores = q @ k[:, None].swapaxes(-1, -2)
         scores *= self._dtype.type(model.scale)
-        scores = _softcap(scores, model.attn_softcap)
+        scores = softcap(scores, model.attn_softcap)
         scores[..., ~mask] = -np.inf
-        heads = _softmax(scores) @ v[:, None]
+        heads = softmax(scores) @ v[:, None]
         # [kv, group, T, head dim] -> [T, heads x head dim]
         merged = heads.transpose(2, 0, 1, 3).reshape(len(x), -1)
         return self._linear(merged, f"{attn}.o_proj")
@@ -312,42 +314,6 @@ def _rotation(
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
 
-def _rotate(x: Array, rotation: tuple[Array, Array]) -> Array:
-    """Rotate `[heads, T, head_dim]`: lane j pairs with lane j + head_dim / 2."""
-    cos, sin = rotation
-    low, high = np.split(x, 2, axis=-1)
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
-
-
-def _mask(start: int, stop: int, window: int | None) -> Array:
-    """Return which keys `[0, stop)` the queries `[start, stop)` see, as bool.
-
-    transformers' convention (`masking_utils`): a window of `w` holds `w` tokens, the
-    query's own included, that is `query - w < key <= query`.
-    """
-    query = np.arange(start, stop)[:, None]
-    key = np.arange(stop)[None, :]
-    causal = key <= query
-    return causal if window is None else causal & (key > query - window)
-
-
-def _split_heads(x: Array, heads: int) -> Array:
-    """`[T, heads x head_dim]` to `[heads, T, head_dim]`."""
-    return x.reshape(len(x), heads, -1).swapaxes(0, 1)
-
-
-def _softmax(scores: Array) -> Array:
-    """Softmax over the last axis, in place: long prompts make large scores."""
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
-
-
-def _softcap(x: Array, cap: float | None) -> Array:
-    return x if cap is None else np.asarray(np.tanh(x / cap) * cap)
-
-
 def _row_blocks(rows: int) -> Iterator[slice]:
     for first in range(0, rows, _HEAD_ROWS):
         yield slice(first, min(first + _HEAD_ROWS, rows))
@@ -356,35 +322,13 @@ def _row_blocks(rows: int) -> Iterator[slice]:
 # --- the decomposition's plain method, for references at G < L -------------------
 
 
-def mean_svd_weff(matrices: Sequence[Array], rank: int, blocks: int) -> list[Array]:
-    """Return every layer's `W_eff` under the plain method, in float64.
-
-    The method (docs of `attnquant.theta`): layer `i` of `L` belongs to band
-    `i * G // L`; `W0` is the band's mean rounded to float32; the residual `W - W0`
-    is cut to its `rank` largest singular triples, and `W_eff = W0 + U diag(s) V`.
-
-    Args:
-        matrices: one family's weights `[out, in]`, layer by layer.
-        rank: `r`, at least 0.
-        blocks: `G`, from 1 to the number of layers.
-    """
-    wide = [np.asarray(m).astype(np.float64) for m in matrices]
-    bands = [i * blocks // len(wide) for i in range(len(wide))]
-    out: list[Array] = []
-    for matrix, band in zip(wide, bands, strict=True):
-        members = [m for m, b in zip(wide, bands, strict=True) if b == band]
-        base = np.mean(members, axis=0).astype(np.float32).astype(np.float64)
-        u, s, v = np.linalg.svd(matrix - base, full_matrices=False)
-        out.append(base + (u[:, :rank] * s[:rank]) @ v[:rank])
-    return out
-
-
 def substitute_weff(
     weights: Weights, rank: int, blocks: int, families: Literal["all", "attn"]
 ) -> dict[str, Array]:
     """Return the weights with each tied projection replaced by its float32 `W_eff`.
 
-    The other tensors are the same objects as in `weights`, in their own dtypes.
+    Layer `i` of `L` belongs to band `i * G // L`, whose layers share a base. The other
+    tensors are the same objects as in `weights`, in their own dtypes.
     """
     out = dict(weights)
     paths = [f"self_attn.{family}" for family in _ATTN_FAMILIES]
@@ -392,10 +336,13 @@ def substitute_weff(
         paths += [f"mlp.{family}" for family in _MLP_FAMILIES]
     for path in paths:
         names = _layer_names(weights, path)
-        effective = mean_svd_weff([weights[n] for n in names], rank, blocks)
-        out.update(
-            (n, w.astype(np.float32)) for n, w in zip(names, effective, strict=True)
-        )
+        bands = [i * blocks // len(names) for i in range(len(names))]
+        for band in range(blocks):
+            sharers = [n for n, b in zip(names, bands, strict=True) if b == band]
+            effective = mean_svd_weff([weights[n] for n in sharers], rank)
+            out |= {
+                n: w.astype(np.float32) for n, w in zip(sharers, effective, strict=True)
+            }
     return out
 
 

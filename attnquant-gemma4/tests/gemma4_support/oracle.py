@@ -15,6 +15,16 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from attnquant.testing.numpy_layers import (
+    causal_mask,
+    gelu_tanh,
+    mean_svd_weff,
+    rotate,
+    softcap,
+    softmax,
+    split_heads,
+)
+
 Array = npt.NDArray[Any]
 Weights = Mapping[str, Array]
 Config = Mapping[str, Any]
@@ -157,7 +167,7 @@ class _Net:
             for name, kind in model.kinds.items()
         }
         masks = {
-            name: _mask(start, self._seen, kind.window)
+            name: causal_mask(start, self._seen, kind.window)
             for name, kind in model.kinds.items()
         }
         rows = self._weights[f"{MODEL}.embed_tokens.weight"][tokens]
@@ -170,7 +180,7 @@ class _Net:
         """Return the final norm and head: `[T, hidden]` to `[T, vocab]`."""
         x = self._norm(hidden, f"{MODEL}.norm")
         name = f"{MODEL}.embed_tokens" if self._model.tied else "lm_head"
-        return _softcap(self._linear(x, name), self._model.softcap)
+        return softcap(self._linear(x, name), self._model.softcap)
 
     def _block(
         self, x: Array, i: int, rotation: tuple[Array, Array], mask: Array
@@ -195,13 +205,13 @@ class _Net:
         """Grouped-query attention, `[T, hidden]`; queries, keys, values are normed."""
         model, attn = self._model, f"{MODEL}.layers.{i}.self_attn"
         kind = model.kinds[model.layer_types[i]]
-        q = _split_heads(self._linear(x, f"{attn}.q_proj"), model.num_heads)
-        k = _split_heads(self._linear(x, f"{attn}.k_proj"), kind.num_kv_heads)
+        q = split_heads(self._linear(x, f"{attn}.q_proj"), model.num_heads)
+        k = split_heads(self._linear(x, f"{attn}.k_proj"), kind.num_kv_heads)
         v = k
         if not kind.keys_are_values:
-            v = _split_heads(self._linear(x, f"{attn}.v_proj"), kind.num_kv_heads)
-        q = _rotate(self._norm(q, f"{attn}.q_norm"), rotation)
-        k = _rotate(self._norm(k, f"{attn}.k_norm"), rotation)
+            v = split_heads(self._linear(x, f"{attn}.v_proj"), kind.num_kv_heads)
+        q = rotate(self._norm(q, f"{attn}.q_norm"), rotation)
+        k = rotate(self._norm(k, f"{attn}.k_norm"), rotation)
         v = self._unit(v)
         if (past := self._cache[i]) is not None:
             k = np.concatenate([past[0], k], axis=1)
@@ -212,13 +222,13 @@ class _Net:
         q = q.reshape(kind.num_kv_heads, -1, *q.shape[1:])
         scores = q @ k[:, None].swapaxes(-1, -2)
         scores[..., ~mask] = -np.inf
-        heads = _softmax(scores) @ v[:, None]
+        heads = softmax(scores) @ v[:, None]
         # [kv, group, T, head dim] -> [T, heads x head dim]
         merged = heads.transpose(2, 0, 1, 3).reshape(len(x), -1)
         return self._linear(merged, f"{attn}.o_proj")
 
     def _mlp(self, x: Array, mlp: str) -> Array:
-        gate = _gelu_tanh(self._linear(x, f"{mlp}.gate_proj"))
+        gate = gelu_tanh(self._linear(x, f"{mlp}.gate_proj"))
         return self._linear(
             gate * self._linear(x, f"{mlp}.up_proj"), f"{mlp}.down_proj"
         )
@@ -228,7 +238,7 @@ class _Net:
         router = f"{layer}.router"
         scaled = self._unit(x) * self._widen(f"{router}.scale")
         scaled = scaled * self._dtype.type(self._model.hidden_size**-0.5)
-        shares = _softmax(self._linear(scaled, f"{router}.proj"))
+        shares = softmax(self._linear(scaled, f"{router}.proj"))
         x = self._norm(x, f"{layer}.pre_feedforward_layernorm_2")
         per_expert = self._widen(f"{router}.per_expert_scale")
         gate_up = self._widen(f"{layer}.experts.gate_up_proj")
@@ -239,7 +249,7 @@ class _Net:
             total = share[chosen].sum()
             for expert in chosen:
                 gate, up = np.split(gate_up[expert] @ x[token], 2)
-                inner = down[expert] @ (_gelu_tanh(gate) * up)
+                inner = down[expert] @ (gelu_tanh(gate) * up)
                 out[token] += inner * (share[expert] / total) * per_expert[expert]
         return out
 
@@ -277,64 +287,7 @@ def _rotation(
     return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
 
 
-def _rotate(x: Array, rotation: tuple[Array, Array]) -> Array:
-    """Rotate `[heads, T, head_dim]`: lane j pairs with lane j + head_dim / 2."""
-    cos, sin = rotation
-    low, high = np.split(x, 2, axis=-1)
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
-
-
-def _mask(start: int, stop: int, window: int | None) -> Array:
-    """Return which keys `[0, stop)` the queries `[start, stop)` see, as bool.
-
-    transformers' convention (`masking_utils`): a window of `w` holds `w` tokens, the
-    query's own included, that is `query - w < key <= query`.
-    """
-    query = np.arange(start, stop)[:, None]
-    key = np.arange(stop)[None, :]
-    causal = key <= query
-    return causal if window is None else causal & (key > query - window)
-
-
-def _split_heads(x: Array, heads: int) -> Array:
-    """`[T, heads x head_dim]` to `[heads, T, head_dim]`."""
-    return x.reshape(len(x), heads, -1).swapaxes(0, 1)
-
-
-def _softmax(scores: Array) -> Array:
-    """Softmax over the last axis, in place."""
-    scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
-
-
-def _softcap(x: Array, cap: float | None) -> Array:
-    return x if cap is None else np.asarray(np.tanh(x / cap) * cap)
-
-
-def _gelu_tanh(x: Array) -> Array:
-    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
-    return np.asarray(0.5 * x * (1.0 + np.tanh(inner)))
-
-
 # --- the decomposition's plain method, for references at G < L -------------------
-
-
-def mean_svd_weff(matrices: Sequence[Array], rank: int) -> list[Array]:
-    """Return the `W_eff` of matrices that share a base, in float64.
-
-    The method (docs of `attnquant.theta`): `W0` is the mean rounded to float32; the
-    residual `W - W0` is cut to its `rank` largest singular triples, and
-    `W_eff = W0 + U diag(s) V`.
-    """
-    wide = [np.asarray(m).astype(np.float64) for m in matrices]
-    base = np.mean(wide, axis=0).astype(np.float32).astype(np.float64)
-    out: list[Array] = []
-    for matrix in wide:
-        u, s, v = np.linalg.svd(matrix - base, full_matrices=False)
-        out.append(base + (u[:, :rank] * s[:rank]) @ v[:rank])
-    return out
 
 
 def sharers(config: Config, family: str, blocks: int) -> list[list[int]]:
