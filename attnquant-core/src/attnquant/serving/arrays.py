@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from max.driver import Buffer
@@ -10,7 +11,11 @@ from max.dtype import DType
 from max.graph import Shape
 from max.graph.weights import WeightData
 
-from attnquant.theta.dtypes import BFLOAT16, Array
+from attnquant.serving.pages import ReadOnlyFiles
+from attnquant.theta.dtypes import BFLOAT16, Array, widen
+
+_BLOCK = 4 << 20
+"""How many numbers are converted at a time."""
 
 
 def to_array(weight: WeightData) -> Array:
@@ -36,8 +41,21 @@ def cast(weight: WeightData, dtype: DType) -> WeightData:
     """Return a weight in a dtype; what is no floating-point number stays as it is."""
     if weight.dtype == dtype or not weight.dtype.is_float():
         return weight
-    target = BFLOAT16 if dtype == DType.bfloat16 else dtype.to_numpy()
-    return to_weight(weight.name, to_array(weight).astype(target))
+    target = BFLOAT16 if dtype == DType.bfloat16 else np.dtype(dtype.to_numpy())
+    return to_weight(weight.name, _converted(to_array(weight), target))
+
+
+def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert block by block, and give each block's memory back if it is a file's."""
+    files = ReadOnlyFiles()
+    source = np.ascontiguousarray(array).reshape(-1)
+    target = np.empty(source.shape, dtype)
+    for start in range(0, source.size, _BLOCK):
+        block = source[start : start + _BLOCK]
+        wide = widen(block) if block.dtype == BFLOAT16 else block
+        target[start : start + _BLOCK] = wide
+        files.release(block)
+    return target.reshape(array.shape)
 
 
 class WeightArrays(Mapping[str, Array]):

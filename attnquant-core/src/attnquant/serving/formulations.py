@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from attnquant.serving.pages import ReadOnlyFiles
 from attnquant.settings import FORMULATION, FORMULATIONS
 from attnquant.theta.decompose import effective_weight
 from attnquant.theta.dtypes import Array
 from attnquant.theta.layout import ThetaLayout
-from attnquant.theta.names import is_theta_name, projection_name
+from attnquant.theta.names import base_name, is_theta_name, projection_name
 
 
 def current_formulation() -> str:
@@ -62,9 +63,12 @@ def precompute_weff_outside_graph(
         a base; other tensors as they were.
     """
     weights = {name: theta[name] for name in theta if not is_theta_name(name)}
+    files = ReadOnlyFiles()
     for base, layers in layout.bases.items():
         for layer in layers:
             weights[projection_name(layer, base.family)] = effective_weight(
                 theta, base, layer
             )
+        # What it was made of is not needed again.
+        files.release(theta[base_name(*base)])
     return weights
