@@ -52,6 +52,7 @@ bench: venv model
 	$(BIN)/python scripts/bench_decompose.py $(MODEL) --out build/bench
 	$(BIN)/python scripts/bench_kernel.py --out build/bench
 	$(BIN)/python scripts/bench_serving.py $(MODEL) --out build/bench
+	$(BIN)/python scripts/bench_start.py $(MODEL) --out build/bench
 
 docs: venv
 	$(BIN)/python docs/generate_cli.py
