@@ -249,12 +249,19 @@ def main() -> int:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3, help="second starts (3)")
+    parser.add_argument(
+        "--formulations",
+        nargs="+",
+        choices=FORMULATIONS,
+        default=FORMULATIONS,
+        help="the first is the baseline (all)",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         bundles = make_bundles(options.checkpoint, Path(scratch) / "bundles")
         cases = [
             Case(bundle, dtype, formulation)
-            for formulation in FORMULATIONS
+            for formulation in options.formulations
             for dtype, bundle in bundles.items()
         ]
         found = measure(cases, Path(scratch) / "caches", options.rounds)
