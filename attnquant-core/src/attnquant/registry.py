@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attnquant import unavailable
 from attnquant.errors import ArchitectureError, PluginError, ServingError
 from attnquant.hookspecs import Architecture
+from attnquant.orphans import end_with_server
 from attnquant.plugins import Plugin, PluginSet, State, Supplied, installed_plugins
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def collect_architectures(
     """
     plugins = installed_plugins() if plugins is None else plugins
     check_worker(plugins, os.environ)
+    end_with_server()
     architectures = []
     for supplied in plugins.supplied.values():
         architecture = _import_architecture(supplied)
