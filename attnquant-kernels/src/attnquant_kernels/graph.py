@@ -36,7 +36,9 @@ class Projection:
     v: Operand | None = None
 
 
-def generated_linear(x: Operand, projections: Sequence[Projection]) -> TensorValue:
+def generated_linear(
+    x: Operand, projections: Sequence[Projection], *, matrix_unit: bool = True
+) -> TensorValue:
     """Return ``x·W0ᵀ + ((x·Vᵀ)·s)·Uᵀ`` of some projections, side by side.
 
     Args:
@@ -44,6 +46,8 @@ def generated_linear(x: Operand, projections: Sequence[Projection]) -> TensorVal
         projections: One or more, each of the same ``in``. On a CPU they are stored in
             float32 or bfloat16 and widened in registers, on a GPU in bfloat16. Sums
             are in float32 everywhere.
+        matrix_unit: Whether a CPU may use its matrix unit (AMX) for many rows, if it
+            has one when the graph runs. The result is as exact without.
 
     Returns:
         ``[rows, Σ out]`` in x's dtype.
@@ -84,7 +88,11 @@ def generated_linear(x: Operand, projections: Sequence[Projection]) -> TensorVal
         x.device,
         [x, *operands],
         [TensorType(x.dtype, (x.shape[0], width), x.device)],
-        parameters={"projections": len(projections), "factored": factored},
+        parameters={
+            "projections": len(projections),
+            "factored": factored,
+            "matrix_unit": matrix_unit,
+        },
     )[0].tensor
 
 

@@ -201,7 +201,7 @@ def _multiply_tiles[
             )
             row += 4
         elif left >= 2:
-            tile[2, outs, False](
+            tile[2, outs, True](
                 part, x.part(row), w, inner, terms, u, rank, adds
             )
             row += 2

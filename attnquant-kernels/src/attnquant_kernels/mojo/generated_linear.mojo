@@ -5,11 +5,30 @@ import extensibility
 from extensibility import InputTensor, InputVariadicTensors, OutputTensor
 from max.algorithm import sync_parallelize
 from max.gpu.host import DeviceContext
+from std.atomic import Atomic
 from std.bit import pop_count
+from std.math import align_up, ceildiv
 
+from .amx import MAY_HAVE_UNIT, SIDE, configure, has_unit, release
 from .cpu import HostContext, multiply_share, task_count
 from .gpu import multiply
 from .matrix import Matrix
+from .pieces import (
+    PANEL,
+    UNIT_ROWS,
+    Strips,
+    aligned,
+    blocks_of,
+    multiply_columns,
+    pack_strip,
+    scratch_words,
+    strips_words,
+)
+
+
+comptime SHARES = 8
+"""Parts of the columns for each thread, which takes the next when it is done with one:
+cores of a shared machine are not equally fast."""
 
 
 @extensibility.register("attnquant_generated_linear")
@@ -18,7 +37,7 @@ struct GeneratedLinear:
 
     @staticmethod
     def execute[
-        target: StaticString, projections: Int, factored: Int
+        target: StaticString, projections: Int, factored: Int, matrix_unit: Bool
     ](
         y: OutputTensor[rank=2, ...],
         x: InputTensor[dtype=y.dtype, rank=2, ...],
@@ -31,6 +50,7 @@ struct GeneratedLinear:
             target: ``cpu`` or ``gpu``.
             projections: How many there are.
             factored: Bit i is set if projection i has a low-rank term.
+            matrix_unit: Whether a CPU may use its matrix unit, if it has one.
 
         Args:
             y: ``[rows, Σ out]``.
@@ -41,7 +61,7 @@ struct GeneratedLinear:
         """
         comptime if target == "cpu":
             comptime assert y.dtype == DType.float32, "x: expected float32 on a CPU"
-            run_on_cpu[projections, factored](
+            run_on_cpu[projections, factored, matrix_unit](
                 rebind[Matrix[DType.float32]](
                     Matrix(of=y.unsafe_ptr(), stride=y.dim_size(1))
                 ),
@@ -65,7 +85,7 @@ struct GeneratedLinear:
 
 
 def run_on_cpu[
-    projections: Int, factored: Int
+    projections: Int, factored: Int, matrix_unit: Bool
 ](
     y: Matrix[DType.float32],
     x: Matrix[DType.float32],
@@ -74,8 +94,26 @@ def run_on_cpu[
     weights: InputVariadicTensors[rank=2, ...],
     ctx: DeviceContext,
 ) raises:
-    """Compute all projections, the columns of each step spread over the threads."""
+    """Compute all projections with what is fastest for so many rows."""
     var host = Pointer(to=ctx).unsafe_bitcast[HostContext]()[]
+    comptime if matrix_unit and MAY_HAVE_UNIT:
+        if rows >= UNIT_ROWS[weights.dtype] and has_unit():
+            run_on_unit[projections, factored](y, x, rows, inner, weights, host)
+            return
+    run_on_vectors[projections, factored](y, x, rows, inner, weights, host)
+
+
+def run_on_vectors[
+    projections: Int, factored: Int
+](
+    y: Matrix[DType.float32],
+    x: Matrix[DType.float32],
+    rows: Int,
+    inner: Int,
+    weights: InputVariadicTensors[rank=2, ...],
+    host: HostContext,
+) raises:
+    """Compute all projections, the columns of each step spread over the threads."""
     var ranks = _total_rank[projections, factored](weights)
     # x·Vᵀ·s of all projections, side by side like y.
     var memory = List[Float32](unsafe_uninit_length=rows * ranks)
@@ -133,6 +171,142 @@ def run_on_cpu[
     sync_parallelize(expand, tasks, host)
     # The tasks above see this memory through pointers only.
     _ = memory^
+
+
+def run_on_unit[
+    projections: Int, factored: Int
+](
+    y: Matrix[DType.float32],
+    x: Matrix[DType.float32],
+    rows: Int,
+    inner: Int,
+    weights: InputVariadicTensors[rank=2, ...],
+    host: HostContext,
+) raises:
+    """Compute all projections with the matrix unit.
+
+    First x in pieces and x·Vᵀ·s, the rows spread over the threads, then all columns.
+    """
+    comptime natural = weights.dtype == DType.bfloat16
+    var strips = ceildiv(rows, SIDE)
+    var ranks = _total_rank[projections, factored](weights)
+    var low_memory = List[Float32](unsafe_uninit_length=rows * ranks)
+    var low = Matrix(of=low_memory.unsafe_ptr(), stride=ranks)
+    var columns = y.stride
+    var tasks = task_count(rows * columns * (inner + ranks), host)
+    var pack_tasks = min(strips, tasks)
+    var scratch_size = scratch_words[weights.dtype](inner, ranks)
+    var size = strips_words(strips, inner)
+    comptime for p in range(projections):
+        comptime if _has_factors(factored, p):
+            size += strips_words(
+                strips, weights[_first(factored, p) + 3].dim_size(0)
+            )
+    var memory = List[UInt32](unsafe_uninit_length=size + tasks * scratch_size + SIDE)
+    var start = aligned(
+        memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
+    )
+    var x_pieces = Strips(start, blocks_of(inner))
+    var low_start = start.unsafe_offset(strips_words(strips, inner))
+    var scratch = start.unsafe_offset(size)
+
+    def reduce(task: Int) raises {imm}:
+        var first = strips * task // pack_tasks
+        var last = strips * (task + 1) // pack_tasks
+        for strip in range(first, last):
+            var row = strip * SIDE
+            pack_strip[natural](
+                x_pieces, strip, x.part(row), min(SIDE, rows - row), inner
+            )
+        comptime if factored != 0:
+            configure()
+            var begin = 0
+            var at_low = low_start
+            comptime for p in range(projections):
+                comptime if _has_factors(factored, p):
+                    comptime at = _first(factored, p)
+                    var rank = weights[at + 3].dim_size(0)
+                    var v = Matrix(of=weights[at + 3].unsafe_ptr(), stride=inner)
+                    var s = Matrix(of=weights[at + 2].unsafe_ptr(), stride=rank)
+                    var part = low.part(0, begin)
+                    var end = min(last * SIDE, rows)
+                    multiply_columns(
+                        part,
+                        x_pieces,
+                        v,
+                        inner,
+                        x_pieces,
+                        v,
+                        0,
+                        first * SIDE,
+                        end,
+                        0,
+                        rank,
+                        scratch.unsafe_offset(task * scratch_size),
+                    )
+                    for row in range(first * SIDE, end):
+                        for r in range(rank):
+                            part.store(row, r, part.load[1](row, r) * s.load[1](0, r))
+                    var pieces = Strips(at_low, blocks_of(rank))
+                    for strip in range(first, last):
+                        var row = strip * SIDE
+                        pack_strip[natural](
+                            pieces, strip, part.part(row), min(SIDE, rows - row), rank
+                        )
+                    begin += rank
+                    at_low = at_low.unsafe_offset(strips_words(strips, rank))
+            release()
+
+    sync_parallelize(reduce, pack_tasks, host)
+    var share = max(PANEL, align_up(ceildiv(columns, tasks * SHARES), PANEL))
+    var shares = ceildiv(columns, share)
+    var taken = Atomic[Int64](0)
+
+    def expand(task: Int) raises {imm, mut taken}:
+        configure()
+        while True:
+            var index = Int(taken.fetch_add(1))
+            if index >= shares:
+                break
+            var first = index * share
+            var last = min(first + share, columns)
+            var begin = 0
+            var at_low = low_start
+            comptime for p in range(projections):
+                comptime at = _first(factored, p)
+                var width = weights[at].dim_size(0)
+                var w = Matrix(of=weights[at].unsafe_ptr(), stride=inner)
+                var lo = max(first - begin, 0)
+                var hi = min(last - begin, width)
+                var rank = 0
+                var u = w
+                var pieces = x_pieces
+                comptime if _has_factors(factored, p):
+                    rank = weights[at + 3].dim_size(0)
+                    u = Matrix(of=weights[at + 1].unsafe_ptr(), stride=rank)
+                    pieces = Strips(at_low, blocks_of(rank))
+                    at_low = at_low.unsafe_offset(strips_words(strips, rank))
+                multiply_columns(
+                    y.part(0, begin),
+                    x_pieces,
+                    w,
+                    inner,
+                    pieces,
+                    u,
+                    rank,
+                    0,
+                    rows,
+                    lo,
+                    hi,
+                    scratch.unsafe_offset(task * scratch_size),
+                )
+                begin += width
+        release()
+
+    sync_parallelize(expand, tasks, host)
+    # The tasks above see this memory through pointers only.
+    _ = memory^
+    _ = low_memory^
 
 
 def run_on_gpu[
