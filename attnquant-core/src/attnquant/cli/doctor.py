@@ -202,16 +202,19 @@ def _compiler() -> Finding:
 def _cache() -> Finding:
     home = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(home) if home else Path.home() / ".cache") / "modular"
+    if named := os.environ.get("MODULAR_CACHE_DIR"):
+        folder = Path(named)
     # The nearest folder that exists: MAX makes the rest.
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(nearest, os.W_OK):
         text = f"{folder} cannot be written: every start would compile anew"
-        remedy = f"chmod u+w {nearest}, or set XDG_CACHE_HOME"
+        remedy = f"chmod u+w {nearest}, or set MODULAR_CACHE_DIR"
         return Finding("cache", Verdict.WRONG, text, remedy)
     free = shutil.disk_usage(nearest).free
     text = f"{folder}, {format_bytes(free)} free on its disk"
     if free < LEAST_FREE:
-        return Finding("cache", Verdict.NOTE, text, "Free some space.")
+        remedy = "Free some space: attnquant cache clear --larger-than SIZE"
+        return Finding("cache", Verdict.NOTE, text, remedy)
     return Finding("cache", Verdict.OK, text)
 
 
