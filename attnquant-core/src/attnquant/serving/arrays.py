@@ -12,7 +12,7 @@ from max.graph import Shape
 from max.graph.weights import WeightData
 
 from attnquant.serving.pages import ReadOnlyFiles
-from attnquant.theta.dtypes import BFLOAT16, Array, widen
+from attnquant.theta.dtypes import BFLOAT16, Array
 
 _BLOCK = 1 << 20
 """How many numbers are converted at a time."""
@@ -51,11 +51,8 @@ def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
     source = np.ascontiguousarray(array).reshape(-1)
     target = np.empty(source.shape, dtype)
     for start in range(0, source.size, _BLOCK):
-        block, into = source[start : start + _BLOCK], target[start : start + _BLOCK]
-        if block.dtype == BFLOAT16 and into.dtype == np.float32:
-            widen(block, into)
-        else:
-            into[:] = block
+        block = source[start : start + _BLOCK]
+        target[start : start + _BLOCK] = block
         files.release(block)
     return target.reshape(array.shape)
 

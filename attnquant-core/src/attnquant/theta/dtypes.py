@@ -69,22 +69,9 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
     return dtype == BFLOAT16 or np.issubdtype(dtype, np.floating)
 
 
-def widen(
-    array: Array, out: npt.NDArray[np.float32] | None = None
-) -> npt.NDArray[np.float32]:
-    """Return the array in float32; exact from bfloat16, float16 and float32.
-
-    Args:
-        array: Of any shape.
-        out: Contiguous, of that shape, and filled if the array is bfloat16.
-    """
-    if array.dtype != BFLOAT16:
-        return np.asarray(array, dtype=np.float32)
-    # bfloat16 is the upper half of float32. ml_dtypes' own cast is many times slower.
-    wide = np.empty(array.shape, np.float32) if out is None else out
-    bits = array.view(np.uint16)
-    np.left_shift(bits, 16, out=wide.view(np.uint32), dtype=np.uint32)
-    return wide
+def widen(array: Array) -> npt.NDArray[np.float32]:
+    """Return the array in float32; exact from bfloat16, float16 and float32."""
+    return np.asarray(array, dtype=np.float32)
 
 
 def common_storage_dtype(names: Iterable[str]) -> str:
