@@ -148,9 +148,7 @@ class WeightAdapter:
         return Adapted(adapted, layout, settings, storage)
 
 
-def _bytes(
-    adapted: Mapping[str, WeightData], layout: ThetaLayout
-) -> tuple[int, int]:
+def _bytes(adapted: Mapping[str, WeightData], layout: ThetaLayout) -> tuple[int, int]:
     """Return what the weights take, and would take with projections multiplied out."""
     sizes = {
         name: math.prod(_Shaped(weight).shape) * weight.dtype.size_in_bytes
