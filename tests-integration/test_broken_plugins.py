@@ -9,12 +9,35 @@ from pathlib import Path
 
 import pytest
 
+from attnquant.testing.server import serving_with
 from core_support.plugins import install, supplying
 from gemma3_support.tiny import write_tiny_checkpoint
 
 pytestmark = pytest.mark.slow
 
 BIN = Path(sys.executable).parent
+
+# An architecture that MAX registers and nobody asks for.
+DECLARATION = """
+from max.graph.weights import WeightsFormat
+from max.pipelines.lib import SupportedArchitecture
+from max.pipelines.modeling.types import PipelineTask
+from attnquant_gemma3.model import AttnQuantGemma3Model
+from attnquant_gemma3.model_config import AttnQuantGemma3Config
+
+arch = SupportedArchitecture(
+    name="Other",
+    example_repo_ids=[],
+    default_encoding="float32",
+    supported_encodings={"float32"},
+    pipeline_model=AttnQuantGemma3Model,
+    task=PipelineTask.TEXT_GENERATION,
+    tokenizer=object,
+    default_weights_format=WeightsFormat.safetensors,
+    context_type=object,
+    config=AttnQuantGemma3Config,
+)
+"""
 
 
 def generate(model: Path, **environ: str) -> str:
@@ -77,3 +100,22 @@ def test_where_none_is_loaded_every_one_is_explained(
     assert "Plugin broken (attnquant-broken 1.0) is missing dependency" in out
     assert "No module named 'no_such_package'. Reinstall attnquant-broken" in out
     assert "is disabled: not in ATTNQUANT_PLUGINS." in out
+
+
+def test_a_worker_that_sees_other_plugins_than_its_server_stops_and_says_so(
+    model: Path, tmp_path: Path
+) -> None:
+    source = "import multiprocessing\n" + supplying("Other")
+    source += "\nif multiprocessing.parent_process(): raise ValueError('no luck')\n"
+    install(tmp_path, "shy", source)
+    log = tmp_path / "serve.log"
+    environ = {"PYTHONPATH": str(tmp_path), "ATTNQUANT_PLUGINS": "gemma3,shy"}
+    (tmp_path / "nowhere.py").write_text(DECLARATION)
+    with (
+        log.open("wb") as out,
+        serving_with(model, out, environ=environ) as server,
+    ):
+        assert server.wait_until_ended(300) != 0
+    text = " ".join(log.read_text(encoding="utf-8").split())
+    assert "the plugins of the serving worker: expected those of the server" in text
+    assert "shy: attnquant-shy 1.0" in text

@@ -212,8 +212,6 @@ def test_a_killed_worker_ends_the_server_which_says_so(machine: Machine) -> None
     wait_until(lambda: not processes(server))
 
 
-@pytest.mark.exhaustive
-@pytest.mark.xfail(strict=True, reason="MAX's worker was seen to go on")
 def test_a_killed_server_takes_its_worker_along_and_the_next_start_works(
     machine: Machine,
 ) -> None:
@@ -292,7 +290,6 @@ def take_another(machine: Machine, graph: Path) -> str:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.xfail(reason="graphs loaded before the decoder's are not checked yet")
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, take_another])
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_damaged_or_foreign_graph_is_told_of_and_compiled_anew(

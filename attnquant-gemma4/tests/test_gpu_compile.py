@@ -55,6 +55,54 @@ def test_decoder_and_vision_encoder_compile_together(tmp_path: Path) -> None:
     assert "images are served, with MAX's own vision graph" in log
 
 
+GROUPED_MATMUL = """
+import sys
+from max.driver import set_virtual_device_api, set_virtual_device_count
+from max.driver import set_virtual_device_target_arch
+set_virtual_device_api("cuda")
+set_virtual_device_target_arch(sys.argv[1])
+set_virtual_device_count(1)
+from max.driver import Accelerator
+from max.dtype import DType
+from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, TensorType
+from max.nn.kernels import grouped_matmul_ragged
+from attnquant_gemma4.layers.experts import has_grouped_matmul
+gpu, cpu = DeviceRef.GPU(), DeviceRef.CPU()
+types = [
+    TensorType(DType.bfloat16, ("tokens", 256), gpu),
+    TensorType(DType.bfloat16, (8, 512, 256), gpu),
+    TensorType(DType.uint32, (9,), gpu),
+    TensorType(DType.int32, (8,), gpu),
+    TensorType(DType.uint32, (2,), cpu),
+]
+with Graph("grouped", input_types=types) as graph:
+    graph.output(grouped_matmul_ragged(*(value.tensor for value in graph.inputs)))
+session = InferenceSession(devices=[Accelerator()])
+try:
+    kept = session.compile(graph)
+except RuntimeError as error:
+    found = "Coord is not a value type" not in str(error.__cause__)
+else:
+    found = True
+print("expected", has_grouped_matmul(gpu), "found", found)
+"""
+
+
+@pytest.mark.gpu_compile
+@pytest.mark.parametrize(("target", "expected"), [("sm_90", False), ("sm_100a", True)])
+def test_where_maxs_grouped_matmul_compiles(target: str, expected: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GROUPED_MATMUL, target],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Where it compiles again, the way round it can go.
+    assert f"expected {expected} found {expected}" in done.stdout, done.stderr[-2000:]
+
+
 @pytest.mark.gpu_compile
 def test_a_decoder_with_experts_compiles(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "tiny", dtype="bfloat16", **EXPERTS)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from attnquant import unavailable
 from attnquant.errors import ArchitectureError, PluginError, ServingError
 from attnquant.hookspecs import Architecture
-from attnquant.orphans import end_with_server
 from attnquant.plugins import Plugin, PluginSet, State, Supplied, installed_plugins
 
 if TYPE_CHECKING:
@@ -63,11 +62,10 @@ def collect_architectures(
     Raises:
         ArchitectureError: If there is none at all; it says why, plugin by plugin.
         ServingError: If this version of MAX keeps its registry elsewhere.
-        PluginError: In a spawned worker that sees other plugins than its parent.
+        PluginError: In a spawned process that sees other plugins than its parent.
     """
     plugins = installed_plugins() if plugins is None else plugins
     check_worker(plugins, os.environ)
-    end_with_server()
     architectures = []
     for supplied in plugins.supplied.values():
         architecture = _import_architecture(supplied)
@@ -225,8 +223,8 @@ def _task_of(entry: LazyEntry) -> object:
 def check_worker(plugins: PluginSet, environ: MutableMapping[str, str]) -> None:
     """Make sure that a spawned worker has the plugins of the process that spawned it.
 
-    MAX imports AttnQuant in the server and again in its worker. The server leaves what
-    it loaded in its environment, and the worker compares.
+    MAX collects architectures in the server, and its worker gets a model's class by
+    name. The server leaves what it loaded in its environment, and the worker compares.
 
     Args:
         plugins: What this process loaded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 
@@ -62,3 +63,9 @@ class CheckedCache:
                     format_bytes(sum(entry.size for entry in removed)),
                     format_bytes(self._limit),
                 )
+
+
+@functools.cache
+def check_compile_cache() -> None:
+    """Check the cache once in this process; see `CheckedCache`."""
+    CheckedCache()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnquant.plugins import installed_plugins
+from attnquant.serving.compile_cache import check_compile_cache
 from attnquant.serving.kv_cache import reserve_whole_prompts
 from attnquant.serving.projections import ProjectionMaker
 from attnquant.settings import Settings, resolve_settings
@@ -67,6 +68,9 @@ class AttnQuantConfigMixin:
         MAX's configs replicate heads over devices; here there is one device.
         """
         del allow_kv_head_replication
+        # MAX plans memory before it loads any graph, of which the model's is not the
+        # first: the last moment to remove what it would fail on.
+        check_compile_cache()
         return reserve_whole_prompts(
             installed_plugins()
             .find(cls.ARCHITECTURE)

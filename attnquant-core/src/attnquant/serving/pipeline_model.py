@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +17,9 @@ from max.pipelines.lib.graph_specs import GraphRole, GraphSpec
 
 from attnquant.errors import CheckpointError, ServingError
 from attnquant.hookspecs import AttentionFactory
+from attnquant.orphans import end_with_server
 from attnquant.plugins import installed_plugins
+from attnquant.registry import check_worker
 from attnquant.serving.compile_cache import CheckedCache
 from attnquant.serving.decoder import AttnQuantDecoder
 from attnquant.serving.formulations import (
@@ -44,6 +47,20 @@ class AttnQuantPipelineModelMixin:
 
     _adapted: Adapted
     _graph_name: str
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Load as MAX does; arguments are MAX's and handed through.
+
+        The first of ours that runs in a server's worker: it must have the plugins that
+        the server chose this class from, and end when the server does.
+
+        Raises:
+            PluginError: If the worker sees other plugins than its server.
+        """
+        end_with_server()
+        check_worker(installed_plugins(), os.environ)
+        host: Any = super()
+        host.__init__(*args, **kwargs)
 
     def build_decoder(
         self, model_config: Any, build_attention: AttentionFactory

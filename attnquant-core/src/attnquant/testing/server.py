@@ -132,7 +132,7 @@ class Server:
         self._signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=STOP_SECONDS)
-        # A worker whose server was killed goes on, in the group.
+        # Whatever did not listen.
         self._signal(signal.SIGKILL)
         self.process.wait()
 

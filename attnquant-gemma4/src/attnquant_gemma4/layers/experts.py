@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from max.driver import accelerator_architecture_name
 from max.dtype import DType
 from max.graph import DeviceRef, TensorValue, Weight, ops
 from max.nn.activation import GatedActivation
@@ -11,6 +12,8 @@ from max.nn.layer import Module
 from max.nn.moe import MoE
 from max.pipelines.architectures.gemma4.layers.moe import Gemma4MoEGate
 from max.pipelines.architectures.gemma4.layers.rms_norm import Gemma4RMSNorm
+
+HOPPER = "sm_90"
 
 
 class StackedExperts(Module):
@@ -32,10 +35,11 @@ class StackedExperts(Module):
 
 
 class AttnQuantGemma4Experts(MoE):
-    """MAX's mixture of experts over stacked weights, with a way for CPUs.
+    """MAX's mixture of experts over stacked weights, with a way round grouped matmul.
 
-    MAX's grouped matmul has no CPU kernel. There every expert computes every token,
-    and what the router did not choose is multiplied by zero: right, and slow.
+    MAX 26.7's grouped matmul has no CPU kernel, and its kernel for Hopper GPUs does not
+    compile. There every expert computes every token, and what the router did not choose
+    is multiplied by zero: right, and slow.
     """
 
     def __init__(
@@ -94,7 +98,7 @@ class AttnQuantGemma4Experts(MoE):
 
     def __call__(self, x: TensorValue) -> TensorValue:
         """Apply router, norm and experts to ``x [tokens, hidden]``."""
-        if not self.devices[0].is_cpu():
+        if has_grouped_matmul(self.devices[0]):
             return super().__call__(x)
         assert self.pre_expert_norm is not None
         chosen, weights = self.gate(x)
@@ -112,5 +116,18 @@ class AttnQuantGemma4Experts(MoE):
         gate_up = stacked @ ops.transpose(self.gate_up_proj, 1, 2)
         gate, up = ops.chunk(gate_up, 2, axis=-1)
         inner = ops.gelu(gate, approximate="tanh") * up
-        out = inner @ ops.transpose(self.down_proj, 1, 2)
-        return ops.squeeze(ops.sum(out * share, axis=0), 0)
+        out = (inner @ ops.transpose(self.down_proj, 1, 2)) * share
+        # Over many experts, wider than bfloat16.
+        total = ops.sum(ops.cast(out, DType.float32), axis=0)
+        return ops.cast(ops.squeeze(total, 0), x.dtype)
+
+
+def has_grouped_matmul(device: DeviceRef) -> bool:
+    """Return whether MAX's grouped matmul compiles for a device.
+
+    Args:
+        device: Where the experts are; of GPUs, MAX knows one kind at a time.
+    """
+    if device.is_cpu():
+        return False
+    return not accelerator_architecture_name().startswith(HOPPER)
