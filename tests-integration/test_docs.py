@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr
 from functools import cache
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -434,7 +435,24 @@ def max_flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     )
     assert done.returncode == 0, done.stderr
     sections = [part.partition("\n") for part in done.stdout.split("== ")[1:]]
-    return {name: set(FLAG_RE.findall(shown)) for name, _, shown in sections}
+    found = {name: set(FLAG_RE.findall(shown)) for name, _, shown in sections}
+    return found | {"benchmark": flags_of_benchmark()}
+
+
+def flags_of_benchmark() -> set[str]:
+    """Return the flags of `max benchmark`: its options' fields, as its source has them.
+
+    The command runs only with an extra of MAX's that is large and that no test needs.
+    """
+    spec = find_spec("max.benchmark")
+    assert spec is not None
+    (folder,) = spec.submodule_search_locations or ()
+    fields = re.compile(r"^    (\w+): ", re.MULTILINE)
+    return {
+        "--" + name.replace("_", "-")
+        for path in Path(folder).rglob("*.py")
+        for name in fields.findall(path.read_text(encoding="utf-8"))
+    }
 
 
 def test_flags_of_max_exist(max_flags: dict[str, set[str]]) -> None:
