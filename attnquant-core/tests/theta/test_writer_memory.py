@@ -72,10 +72,12 @@ def test_a_model_several_times_larger_than_memory_is_decomposed(
     assert (done.stdout, done.stderr) == ("", "")
     assert open_bundle(out).info.method == method
 
-    # The limit bites: one band of all layers does not fit.
+    # The limit bites: one band of all layers does not fit. Moments can just be read, as
+    # safetensors, unlike numpy, does not survive an allocation that fails.
+    too_little = allowance // 4 if method == "mean-svd" else allowance * 3 // 4
     done = python(
         LIMITED,
-        *(TESTS, model, tmp_path / "whole", statistics, 1, allowance // 4),
+        *(TESTS, model, tmp_path / "whole", statistics, 1, too_little),
         env=environment(OPENBLAS_NUM_THREADS="1"),
     )
     assert done.stdout == "out of memory\n"

@@ -137,8 +137,10 @@ def _peak(plan: Plan, base: BaseKey) -> int:
         return source
     if plan.statistics is None:
         return source + entries * _PLAIN_BYTES + short * short * _GRAM_BYTES
-    # Each layer in float64, its moment in float32 and float64; their sum, factorised.
-    moments = in_dim * in_dim * (12 * layers + 16)
+    # Each layer in float64, its moment in float32 and float64; their sum, factorised,
+    # and of more than two layers what is left of it without each, factorised too.
+    turns = 8 * layers if layers > 2 else 0  # noqa: PLR2004
+    moments = in_dim * in_dim * (12 * layers + turns + 16)
     own = entries * (8 * layers + _WEIGHTED_BYTES)
     return source + own + moments + short * short * _GRAM_BYTES
 
@@ -183,11 +185,13 @@ def _weighted_work(
     # Two products in float32 per layer for the errors.
     errors = layers * 2.0 * entries * in_dim
     if layers == 2:  # noqa: PLR2004 (solved outright)
+        # The base, and in full what directions are found by.
         block = 4.0 * entries * (in_dim + short)
         return in_dim**3 / 3 + block + errors, short**3
     turns = SWEEPS * layers
-    turn = in_dim**3 / 3 + entries * (8.0 * in_dim + 4 * rank)
-    return turns * turn + errors, turns * short**3
+    turn = entries * (8.0 * in_dim + 4 * rank)
+    factors = (layers + 1) * in_dim**3 / 3
+    return factors + turns * turn + errors, turns * short**3
 
 
 def _fastest(run: Callable[[], object], rounds: int = 2) -> float:
