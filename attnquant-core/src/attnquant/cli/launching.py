@@ -8,7 +8,9 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnquant.errors import ServingError, SettingError
 from attnquant.loading import max_version
@@ -16,6 +18,9 @@ from attnquant.plugins import installed_plugins
 from attnquant.settings import resolve_settings
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.checkpoint import open_checkpoint
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
 
 MODEL_FLAGS = ("--model", "--model-path")
 ARCHITECTURES_FLAG = "--custom-architectures"
@@ -28,13 +33,30 @@ CPU_ENCODING = "float32"
 """The only one that MAX computes in on a CPU."""
 
 
-def add_launch_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Declare the arguments of a command that becomes one of MAX's.
+def add_launch_parser(
+    commands: _SubParsersAction[argparse.ArgumentParser],
+    command: str,
+    *,
+    purpose: str,
+    verb: str,
+) -> None:
+    """Declare a command that becomes one of MAX's of the same name.
 
     Args:
-        parser: Its parser.
-        command: The command of `max`.
+        commands: Where it is declared.
+        command: The command's name.
+        purpose: What it is for, in a line.
+        verb: What MAX's command does with the bundle.
     """
+    parser = commands.add_parser(
+        command,
+        help=purpose,
+        description=f"Check a bundle, print the `max {command}` command that {verb} it,"
+        " and become it. `--custom-architectures attnquant` is added, and on a machine"
+        " without a GPU `--devices cpu --quantization-encoding float32`; flags of your"
+        f" own win. `attnquant {command} BUNDLE --help` lists those of MAX.",
+    )
+    parser.set_defaults(run=partial(launch, command))
     parser.add_argument(
         "--print-only",
         action="store_true",
@@ -61,7 +83,7 @@ def launch(command: str, options: argparse.Namespace) -> int:
 
     Args:
         command: ``serve`` or ``generate``.
-        options: What `add_launch_options` declared.
+        options: What `add_launch_parser` declared.
 
     Returns:
         0 where the command is only wanted in print; else it does not return.
