@@ -28,8 +28,9 @@ from typing import Any, Protocol
 import numpy as np
 
 import bench_peers as peers
-from attnquant.cli.text import format_bytes, format_table
+from attnquant.cli.text import format_table
 from attnquant.plugins import installed_plugins
+from attnquant.sizes import format_bytes
 from attnquant.theta.bundle import BundleInfo, open_bundle
 from attnquant.theta.checkpoint import open_checkpoint
 from attnquant.theta.writer import plan_decomposition, write_bundle

@@ -25,9 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnquant.cli.text import format_bytes, format_table
+from attnquant.cli.text import format_table
 from attnquant.needs import serving_needs
 from attnquant.plugins import installed_plugins
+from attnquant.sizes import format_bytes
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.checkpoint import open_checkpoint
 from attnquant.theta.dtypes import STORAGE_DTYPES

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnquant.cli.text import format_bytes, format_table
+from attnquant.cli.text import format_table
+from attnquant.sizes import format_bytes
 
 PROMPT = "The capital of France is"
 NEW_TOKENS = 16

@@ -128,9 +128,9 @@ def _refuse(plugins: PluginSet) -> None:
     supplied, lookup = plugins.supplied, _lookup()
     # Those of an earlier call may be in order now.
     _readmit(lookup)
+    table = lookup._lazy_architectures  # noqa: SLF001
     for name, claimants in claims.items():
         if name not in supplied:
-            table = lookup._lazy_architectures  # noqa: SLF001
             _REFUSED[name] = table.get(name, [])
             table[name] = [unavailable.defer(name, claimants)]
 

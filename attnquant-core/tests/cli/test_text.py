@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from attnquant.cli.text import format_bytes, format_table, parse_bytes
+from attnquant.cli.text import format_table
+from attnquant.sizes import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

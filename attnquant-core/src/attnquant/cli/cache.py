@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnquant.cli.text import format_bytes, format_table, parse_bytes
+from attnquant.cli.text import format_table
 from attnquant.graph_cache import Entry, GraphCache, cache_folder
+from attnquant.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

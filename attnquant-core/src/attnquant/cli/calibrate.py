@@ -17,9 +17,10 @@ from attnquant.cli.running import (
     texts_of,
     windows_of,
 )
-from attnquant.cli.text import format_bytes, format_duration, format_table
+from attnquant.cli.text import format_duration, format_table
 from attnquant.errors import CheckpointError, SettingError
 from attnquant.evaluation.runs import observe
+from attnquant.sizes import format_bytes
 from attnquant.texts import calibration_text
 from attnquant.theta.checkpoint import open_checkpoint
 from attnquant.theta.statistics import (

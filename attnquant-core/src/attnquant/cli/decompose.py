@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Never
 from tqdm import tqdm
 
 from attnquant.cli import dry_run
-from attnquant.cli.text import (
-    format_bytes,
-    format_duration,
-    format_table,
-    parse_bytes,
-)
+from attnquant.cli.text import format_duration, format_table
 from attnquant.errors import SettingError
 from attnquant.plugins import installed_plugins
+from attnquant.sizes import format_bytes, parse_bytes
 from attnquant.theta.budget import RANK_STEP, spread_budget
 from attnquant.theta.checkpoint import open_checkpoint
 from attnquant.theta.decompose import MEAN_SVD, METHODS, WEIGHTED

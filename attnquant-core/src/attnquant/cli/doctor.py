@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 import importlib_metadata
 
 import attnquant
-from attnquant.cli.text import format_bytes, format_table
+from attnquant.cli.text import format_table
 from attnquant.errors import AttnQuantError
 from attnquant.loading import max_version, within
 from attnquant.plugins import State, installed_plugins
 from attnquant.registry import TESTED_MAX
+from attnquant.sizes import format_bytes
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from attnquant.cli.text import format_bytes, format_duration, format_table
+from attnquant.cli.text import format_duration, format_table
+from attnquant.sizes import format_bytes
 from attnquant.theta.estimate import Estimate
 from attnquant.theta.writer import Plan
 

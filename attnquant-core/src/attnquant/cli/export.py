@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Never
 
 from tqdm import tqdm
 
-from attnquant.cli.text import format_bytes
 from attnquant.errors import SettingError
 from attnquant.export.dense import export_dense
 from attnquant.export.files import Progress
 from attnquant.export.peft import export_peft
 from attnquant.plugins import installed_plugins
+from attnquant.sizes import format_bytes
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.dtypes import STORAGE_DTYPES
 

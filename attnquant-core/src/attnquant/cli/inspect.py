@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnquant.cli.text import format_bytes, format_table
+from attnquant.cli.text import format_table
 from attnquant.needs import FORMS, GPU_RANK, ServingNeeds, serving_needs
 from attnquant.plugins import installed_plugins
+from attnquant.sizes import format_bytes
 from attnquant.theta.bundle import Bundle, BundleInfo, open_bundle
 from attnquant.theta.dtypes import storage_dtype
 from attnquant.theta.names import parse_base, parse_factor

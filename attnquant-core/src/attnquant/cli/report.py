@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Never
 
 from tqdm import tqdm
 
-from attnquant.cli.text import format_bytes
 from attnquant.errors import CheckpointError, ServingError, SettingError
 from attnquant.plugins import installed_plugins
 from attnquant.report.anatomy import Anatomy, Progress, examine
 from attnquant.report.evaluations import EvaluationFigures, read_evaluation
+from attnquant.sizes import format_bytes
 from attnquant.theta.bundle import Bundle, open_bundle
 from attnquant.theta.checkpoint import Checkpoint, RenamedTensors, open_checkpoint
 from attnquant.theta.directory import check_target, whole_directory

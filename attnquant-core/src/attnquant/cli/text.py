@@ -1,12 +1,8 @@
-"""Tables and sizes as text."""
+"""Tables and durations as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from attnquant.sizes import format_bytes, parse_bytes
-
-__all__ = ["format_bytes", "format_duration", "format_table", "parse_bytes"]
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
