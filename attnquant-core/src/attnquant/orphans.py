@@ -24,6 +24,11 @@ class _Process(Protocol):
     def join(self) -> None: ...
 
 
+def is_worker() -> bool:
+    """Return whether this process is the one in which MAX's server runs its model."""
+    return multiprocessing.current_process().name == WORKER
+
+
 @functools.cache
 def end_with_server() -> threading.Thread | None:
     """In MAX's worker, end it as soon as its server has ended.
@@ -32,7 +37,7 @@ def end_with_server() -> threading.Thread | None:
         What waits for that; None in any other process.
     """
     parent = multiprocessing.parent_process()
-    if parent is None or multiprocessing.current_process().name != WORKER:
+    if parent is None or not is_worker():
         return None
     watch = threading.Thread(
         target=_outlive, args=(parent,), name="attnquant-orphans", daemon=True

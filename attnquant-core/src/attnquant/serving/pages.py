@@ -1,4 +1,4 @@
-"""Memory of mapped files, given back once their content has been copied.
+"""Memory of mapped files: whose it is, and given back once its content was copied.
 
 A checkpoint is mapped, not read: what of it is touched is resident until the system
 needs the memory, and counts as this process's. Where tensors are converted, source and
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 from bisect import bisect_right
+from operator import itemgetter
 from pathlib import Path
 
 from attnquant.theta.dtypes import Array
@@ -29,6 +29,23 @@ class ReadOnlyFiles:
             lines = ""
         self._ranges = sorted(_file_ranges(lines))
 
+    def path_of(self, array: Array) -> str | None:
+        """Return the path of the file that an array is mapped from.
+
+        The path is Linux's: of a file that is gone it ends in `` (deleted)``.
+
+        Args:
+            array: C-contiguous.
+
+        Returns:
+            None if it is in no such file's memory.
+        """
+        start = array.ctypes.data
+        place = bisect_right(self._ranges, start, key=itemgetter(0)) - 1
+        if place < 0 or start + array.nbytes > self._ranges[place][1]:
+            return None
+        return self._ranges[place][2]
+
     def release(self, array: Array) -> bool:
         """Give the memory of an array back, if it is a read-only file's.
 
@@ -40,11 +57,10 @@ class ReadOnlyFiles:
         Returns:
             Whether that was done.
         """
+        if self.path_of(array) is None:
+            return False
         start = array.ctypes.data
         end = start + array.nbytes
-        place = bisect_right(self._ranges, (start, sys.maxsize)) - 1
-        if place < 0 or end > self._ranges[place][1]:
-            return False
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
         if length <= 0:
@@ -56,14 +72,14 @@ class ReadOnlyFiles:
 _LIBC = ctypes.CDLL(None)
 
 
-def _file_ranges(maps: str) -> list[tuple[int, int]]:
+def _file_ranges(maps: str) -> list[tuple[int, int, str]]:
     ranges = []
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
         # With a path; pages of what could be written may differ from the file's.
         if len(fields) == len(("range", "mode", "offset", "device", "inode", "path")):
-            addresses, mode, _, _, inode, _ = fields
+            addresses, mode, _, _, inode, path = fields
             if mode.startswith("r--") and inode != "0":
                 start, _, end = addresses.partition("-")
-                ranges.append((int(start, 16), int(end, 16)))
+                ranges.append((int(start, 16), int(end, 16), path))
     return ranges

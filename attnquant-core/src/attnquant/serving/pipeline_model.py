@@ -20,6 +20,7 @@ from attnquant.hookspecs import AttentionFactory
 from attnquant.orphans import end_with_server
 from attnquant.plugins import installed_plugins
 from attnquant.registry import check_worker
+from attnquant.serving.arrays import to_array
 from attnquant.serving.compile_cache import CheckedCache
 from attnquant.serving.decoder import AttnQuantDecoder
 from attnquant.serving.formulations import (
@@ -29,6 +30,7 @@ from attnquant.serving.formulations import (
 from attnquant.serving.fused import kernel_extensions
 from attnquant.serving.model_config import AttnQuantConfigMixin
 from attnquant.serving.start_log import TimedGraphSpec
+from attnquant.serving.watch import end_with_files
 from attnquant.serving.weight_adapter import Adapted, WeightAdapter
 from attnquant.theta.bundle import open_bundle
 from attnquant.theta.checkpoint import open_checkpoint
@@ -112,6 +114,9 @@ class AttnQuantPipelineModelMixin:
             model_config, supplied.attention_factory(model_config)
         )
         load_weights(decoder, self._adapted.state_dict)
+        if model_config.devices[0].is_cpu():
+            # A GPU has them in memory of its own.
+            end_with_files(map(to_array, self._adapted.state_dict.values()))
         # The graph's registry holds what it binds; let go of the rest.
         self._adapted = dataclasses.replace(self._adapted, state_dict={})
         fused = use_fused_formulation(model_config.formulation)
