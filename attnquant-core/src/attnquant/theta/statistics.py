@@ -52,7 +52,9 @@ _INPUT_OF = {
     "down_proj": "down",
 }
 _FORMAT_KEY = "attnquant_statistics"
-_CHECKED_ROWS = 64
+_TILE = 128
+"""Rows and columns of a moment that are checked at a time."""
+
 _ROUNDING = 1e-5
 """How far, relative to the diagonal, rounding may push a moment off a law."""
 
@@ -456,33 +458,41 @@ def _check_header(
 
 
 def _check_moment(name: str, moment: Moment) -> None:
-    """Check what every second moment obeys, at the cost of a few passes over it.
+    """Check what every second moment obeys, at the cost of one pass over it.
 
     Positive semidefiniteness itself would take a factorisation. Its 2 by 2 minors are
     checked instead: ``C_ij² ≤ C_ii·C_jj`` (Cauchy and Schwarz).
     """
-    diagonal = np.diagonal(moment).astype(np.float64)
-    # Some rows at a time stay in the processor's cache, columns read along with them.
-    parts = [slice(i, i + _CHECKED_ROWS) for i in range(0, len(moment), _CHECKED_ROWS)]
-    found = None
-    if not all(np.isfinite(moment[part]).all() for part in parts):
-        found = "a NaN or an infinity"
-    elif not all(np.array_equal(moment[part], moment[:, part].T) for part in parts):
-        found = "an asymmetric one"
-    elif (diagonal < 0).any():
-        found = "a negative diagonal entry"
-    else:
-        lengths = np.sqrt(diagonal)
-        slack = _ROUNDING * float(diagonal.max())
-        if any(
-            (np.abs(moment[part]) > np.outer(lengths[part], lengths) + slack).any()
-            for part in parts
-        ):
-            found = "an entry larger than its row and column allow"
-    if found:
+    if found := _fault(moment):
         raise CheckpointError(
             name, expected="a finite, symmetric, semidefinite matrix", found=found
         )
+
+
+def _fault(moment: Moment) -> str | None:
+    diagonal = np.diagonal(moment)
+    if not np.isfinite(diagonal).all():
+        return "a NaN or an infinity"
+    if (diagonal < 0).any():
+        return "a negative diagonal entry"
+    lengths = np.sqrt(diagonal)
+    slack = np.float32(_ROUNDING) * diagonal.max()
+    starts = range(0, len(moment), _TILE)
+    for row, column in ((i, j) for i in starts for j in starts if j <= i):
+        # A tile and its mirror image stay in the processor's cache.
+        rows, columns = slice(row, row + _TILE), slice(column, column + _TILE)
+        tile, mirror = moment[rows, columns], moment[columns, rows].T
+        limit = np.outer(lengths[rows], lengths[columns]) + slack
+        # Neither comparison holds for a NaN.
+        within = (np.abs(tile) <= limit).all()
+        if within and np.array_equal(tile, mirror):
+            continue
+        if not (np.isfinite(tile).all() and np.isfinite(mirror).all()):
+            return "a NaN or an infinity"
+        if within:
+            return "an asymmetric one"
+        return "an entry larger than its row and column allow"
+    return None
 
 
 def _symmetric(matrix: Moment) -> Moment:

@@ -36,15 +36,15 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigh, eigvalsh
 from scipy.linalg.blas import ssyrk
 
-from attnquant.theta.dtypes import Array, widen
+from attnquant.theta.dtypes import Array
 from attnquant.theta.lowrank import (
     Factors,
     Fit,
     Float32,
     Float64,
     falling,
+    independent,
     nonzero,
-    orthonormal,
     random_block,
     sample_width,
     signed_factors,
@@ -123,9 +123,10 @@ def with_ridge(moment: Float32, ridge: float = RIDGE) -> Float64:
 
 def weighted_error(difference: Array, moment: Array) -> float:
     """Return ``tr(E·C·Eᵀ)`` of ``E [out, in]`` and ``C [in, in]``."""
-    # The product in float32, which is twice as fast; its sum in float64.
+    # In float32, which is twice as fast; the sum over rows in float64.
     product = np.asarray(difference, np.float32) @ np.asarray(moment, np.float32)
-    return float(np.multiply(product, difference, dtype=np.float64).sum())
+    rows = np.einsum("ij,ij->i", product, np.asarray(difference, np.float32))
+    return float(rows.sum(dtype=np.float64))
 
 
 def output_energy(matrix: Array, moment: Array) -> float:
@@ -165,14 +166,15 @@ def fit_weighted(
     history = [] if history is None else history
     # Turns are taken in an order of the layers' own, so that the one they come in, and
     # with it the order of sums, changes no bit.
+    exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
     sizes = [
-        (float(np.linalg.norm(widen(matrix))), float(np.trace(moment)))
-        for matrix, moment in zip(matrices, moments, strict=True)
+        (float(np.linalg.norm(matrix)), float(np.trace(moment)))
+        for matrix, moment in zip(exact, moments, strict=True)
     ]
     order = sorted(range(len(sizes)), key=sizes.__getitem__)
-    exact = [np.asarray(matrices[i], dtype=np.float64) for i in order]
+    exact = [exact[i] for i in order]
     moments = [moments[i] for i in order]
-    cholesky = cho_factor(np.sum(moments, axis=0), lower=True, check_finite=False)
+    cholesky = _factorised(_sum(moments))
     if not rank:
         base = _best_base(exact, _no_terms(exact), moments, cholesky)
         return Fit(base.astype(np.float32).astype(dtype), ())
@@ -184,15 +186,15 @@ def fit_weighted(
         )
     stored = base.astype(np.float32).astype(dtype)
     factors: dict[int, Factors] = {}
+    # Factors are found against the base as stored: they make up for its rounding too.
+    base = stored.astype(np.float64)
     for place, matrix, moment, term in zip(order, exact, moments, terms, strict=True):
-        # Against the base as stored: the factors make up for its rounding too.
-        residual = matrix - widen(stored)
         left = term.left
         if len(exact) > 2 or left.shape[1] < rank:  # noqa: PLR2004
             # Two layers' directions are the best for their base. Of more layers, all
             # but the last have seen the base move since their turn.
-            left = top_directions(residual, Metric(moment), rank, left)
-        factors[place] = _factors(residual, left, dtype)
+            left = top_directions(matrix - base, Metric(moment), rank, left)
+        factors[place] = _factors(left, left.T @ matrix - left.T @ base, dtype)
     return Fit(stored, tuple(factors[place] for place in range(len(order))))
 
 
@@ -209,7 +211,7 @@ def shared_error(
     exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
     if len(exact) == 1:
         return 0.0
-    cholesky = cho_factor(np.sum(moments, axis=0), lower=True, check_finite=False)
+    cholesky = _factorised(_sum(moments))
     if len(exact) == 2:  # noqa: PLR2004
         terms, base = _solve_two(exact, moments, cholesky, rank)
         return _objective(exact, terms, base, moments)
@@ -235,7 +237,7 @@ def weighted_gains(matrices: Sequence[Array], moments: Sequence[Float64]) -> Flo
         that rank k leaves. Their sum is f of the base alone.
     """
     exact = [np.asarray(matrix, dtype=np.float64) for matrix in matrices]
-    cholesky = cho_factor(np.sum(moments, axis=0), lower=True, check_finite=False)
+    cholesky = _factorised(_sum(moments))
     gains = np.zeros(min(exact[0].shape))
     if len(exact) == 2:  # noqa: PLR2004
         _, square, rest = _difference(exact, moments, cholesky, reduced=True)
@@ -256,6 +258,26 @@ def weighted_gains(matrices: Sequence[Array], moments: Sequence[Float64]) -> Flo
 
 def _falling_spectrum(gram: Float64) -> Float64:
     return falling(eigvalsh(gram, check_finite=False))
+
+
+def _sum(arrays: Sequence[Float64]) -> Float64:
+    """Return the sum of two arrays or more, not put side by side for it."""
+    first, second, *others = arrays
+    total = first + second
+    for other in others:
+        total += other
+    return total
+
+
+def _factorised(symmetric: Float64) -> tuple[Float64, bool]:
+    """Return the Cholesky factor of a definite matrix, in the matrix's own memory.
+
+    LAPACK's order is that of columns: of a symmetric matrix the same numbers.
+    """
+    factor: tuple[Float64, bool] = cho_factor(
+        symmetric.T, lower=True, overwrite_a=True, check_finite=False
+    )
+    return factor
 
 
 class _Term(NamedTuple):
@@ -293,8 +315,13 @@ def _difference(
     difference = exact[0] - exact[1]
     tall = reduced and difference.shape[0] > difference.shape[1]
     frame, square = np.linalg.qr(difference) if tall else (None, difference)
-    weighted = square @ moments[1]
-    rest = cho_solve(cholesky, weighted.T, overwrite_b=True, check_finite=False).T
+    if len(square) > len(moments[1]):
+        # C_2·S⁻¹ has fewer rows than D.
+        share = cho_solve(cholesky, moments[1].T, check_finite=False).T
+        rest = square @ share
+    else:
+        weighted = square @ moments[1]
+        rest = cho_solve(cholesky, weighted.T, overwrite_b=True, check_finite=False).T
     return _Difference(frame, square, rest)
 
 
@@ -324,7 +351,7 @@ def _solve_two(
     else:
         left = _top_eigenvectors((rest @ moments[0]) @ square.T, count)
     right = left.T @ square
-    pull = square - rest
+    pull = np.subtract(square, rest, out=rest)
     pull -= left @ (left.T @ pull)
     if frame is not None:
         left, pull = frame @ left, frame @ pull
@@ -348,16 +375,13 @@ def _take_turns(
     history: list[float],
 ) -> tuple[list[_Term], Float64]:
     terms = _no_terms(exact)
-    total = np.sum(moments, axis=0)
+    total = _sum(moments)
     # Moments never change, and so neither do these.
-    rests = [
-        cho_factor(total - moment, lower=True, overwrite_a=True, check_finite=False)
-        for moment in moments
-    ]
+    rests = [_factorised(total - moment) for moment in moments]
     metrics = [Metric(moment, cholesky) for moment in moments]
     del total
     # sum_j A_j C_j
-    weighted = np.sum([w @ c for w, c in zip(exact, moments, strict=True)], axis=0)
+    weighted = _sum([w @ c for w, c in zip(exact, moments, strict=True)])
     best: tuple[list[_Term], Float64] | None = None
     for sweep in range(sweeps):
         for layer, (matrix, moment) in enumerate(zip(exact, moments, strict=True)):
@@ -434,11 +458,20 @@ def _sampled_directions(
         steps: How many products before the last.
     """
     for _ in range(steps):
-        block = apply(orthonormal(block))
-    basis = orthonormal(block)
-    gram = (basis.T @ apply(basis)).astype(np.float64)
-    # Orthonormal in float64 as well, or U·Uᵀ would be no projection.
-    return orthonormal(basis.astype(np.float64) @ _top_eigenvectors(gram, rank))
+        block = apply(independent(block))
+    basis = independent(block)
+    exact = basis.astype(np.float64)
+    vectors = eigh(
+        exact.T @ apply(basis),
+        # The basis is not orthonormal.
+        exact.T @ exact,
+        subset_by_index=(basis.shape[1] - rank, basis.shape[1] - 1),
+        check_finite=False,
+    )[1]
+    left = exact @ vectors[:, ::-1]
+    # Orthonormal to the last digit, or U·Uᵀ would be no projection: a step of Newton's
+    # iteration for the nearest such columns squares what they are off by.
+    return np.asarray(1.5 * left - 0.5 * left @ (left.T @ left))
 
 
 def _top_eigenvectors(gram: Float64, rank: int) -> Float64:
@@ -486,7 +519,6 @@ def _objective(
     return error
 
 
-def _factors(residual: Float64, left: Float64, dtype: np.dtype[Any]) -> Factors:
-    right = left.T @ residual
+def _factors(left: Float64, right: Float64, dtype: np.dtype[Any]) -> Factors:
     s = np.linalg.norm(right, axis=1)
     return signed_factors(left, s, right / nonzero(s)[:, None], dtype)
