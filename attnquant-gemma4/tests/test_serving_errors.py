@@ -86,6 +86,13 @@ def test_a_window_too_narrow_for_a_cpu_is_refused(checkpoint: Path) -> None:
     assert (error.expected, error.found) == ("at least 128 on a CPU", "64")
 
 
+def test_a_width_that_crashes_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "narrow", hidden_size=88)
+    error = refusal(checkpoint, ServingError)
+    assert error.subject == "config.json: hidden_size"
+    assert (error.expected, error.found) == ("a multiple of 16 on a CPU", "88")
+
+
 EXPERTS: Final = {
     "enable_moe_block": True,
     "num_experts": 4,

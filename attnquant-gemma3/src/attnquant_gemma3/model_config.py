@@ -11,7 +11,7 @@ from max.pipelines.lib import PipelineConfig
 from max.pipelines.modeling.config_enums import SupportedEncoding
 
 from attnquant.errors import ServingError
-from attnquant.serving.device import check_device
+from attnquant.serving.device import check_device, check_sandwich_norms
 from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
 from attnquant_gemma3.plugin import ARCHITECTURE
 
@@ -61,6 +61,7 @@ class AttnQuantGemma3Config(AttnQuantConfigMixin, Gemma3Config):
         )
         config.apply_settings(settings_of(huggingface_config, config.num_hidden_layers))
         check_device(config)
+        check_sandwich_norms(config, config.hidden_size)
         return config
 
     def projection_dims(self) -> dict[str, tuple[int, int]]:

@@ -17,7 +17,7 @@ from max.pipelines.lib.config.model_config import _select_quantization_encoding
 from max.pipelines.modeling.config_enums import SupportedEncoding
 
 from attnquant.errors import CheckpointError, ServingError
-from attnquant.serving.device import check_device
+from attnquant.serving.device import check_device, check_sandwich_norms
 from attnquant.serving.model_config import AttnQuantConfigMixin, settings_of
 from attnquant.theta.checkpoint import BUNDLE_KEY
 from attnquant_gemma4.plugin import (
@@ -109,6 +109,7 @@ class AttnQuantGemma4Config(AttnQuantConfigMixin, Gemma4TextConfig):
         )
         config.apply_settings(settings_of(decoder, config.num_hidden_layers))
         check_device(config)
+        check_sandwich_norms(config, config.hidden_size)
         if serves_images(huggingface_config, pipeline_config.model):
             check_vision(huggingface_config.vision_config.to_dict())
             config.vision_config = Gemma4VisionConfig.initialize_from_config(

@@ -4,7 +4,7 @@ Whatever is not listed here may change with any release of attnquant-core.
 """
 
 from attnquant.serving.decoder import AttnQuantDecoder, AttnQuantTextModel
-from attnquant.serving.device import check_device
+from attnquant.serving.device import check_device, check_sandwich_norms
 from attnquant.serving.encodings import with_flags
 from attnquant.serving.linear import AttnQuantLinear, StackedProjection
 from attnquant.serving.mlp import AttnQuantMLP
@@ -35,6 +35,7 @@ __all__ = [
     "TextBatchProcessor",
     "WeightAdapter",
     "check_device",
+    "check_sandwich_norms",
     "settings_of",
     "with_flags",
 ]

@@ -13,6 +13,13 @@ from attnquant.errors import ServingError
 MIN_CPU_WINDOW = 128
 """MAX's CPU attention does not compile for sliding windows narrower than this."""
 
+CPU_ROW = 16
+"""How many float32 each row must be a multiple of where norms surround a residual.
+
+MAX 26.7's CPU kernel of a norm, an addition and a norm reads rows in whole aligned
+vectors, as AVX-512 has them.
+"""
+
 
 class DeviceConfig(Protocol):
     """What a model's config says of device and dtype."""
@@ -53,4 +60,22 @@ def check_device(config: DeviceConfig) -> None:
             expected=f"at least {MIN_CPU_WINDOW} on a CPU",
             found=str(window),
             hint="MAX cannot compile narrower windows for CPUs; a GPU can serve it.",
+        )
+
+
+def check_sandwich_norms(config: DeviceConfig, hidden_size: int) -> None:
+    """Refuse widths that MAX's norms before and after each block crash at.
+
+    For decoders that normalise a block's output, add it to the residual stream and
+    normalise that again, as Gemma's do: MAX fuses the three.
+
+    Raises:
+        ServingError: Naming the field of `config.json`.
+    """
+    if config.devices[0].is_cpu() and hidden_size % CPU_ROW:
+        raise ServingError(
+            "config.json: hidden_size",
+            expected=f"a multiple of {CPU_ROW} on a CPU",
+            found=str(hidden_size),
+            hint="MAX crashes at other widths on CPUs; a GPU can serve it.",
         )
