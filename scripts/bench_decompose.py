@@ -1,10 +1,10 @@
-"""Speed of the decomposition, as ratios of medians taken in turn within one run.
+"""Speed of the decomposition, as ratios within one run.
 
 - the plain method against a full SVD of every residual, on one band of a real model and
-  on matrices of 4B and 27B shape, with the error it adds;
+  on a layer of 4B shape and the attention of one of 27B shape, with the error it adds;
 - the weighted method against the plain one, on the same band, statistics given;
-- the time of one matrix from 270M to 27B shapes, a cost line fitted to it, and the time
-  that line predicts for a whole 27B.
+- the plain method's time for a matrix of each shape from 270M to 27B, a cost line
+  fitted to them, and what it predicts for whole models; the smallest is timed as well.
 
 Machines differ and are shared: a ratio within a run says something, a time does not.
 """
@@ -12,39 +12,36 @@ Machines differ and are shared: a ratio within a run says something, a time does
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from attnquant.cli.text import format_duration, format_table
 from attnquant.plugins import installed_plugins
 from attnquant.theta.checkpoint import RenamedTensors, open_checkpoint
-from attnquant.theta.families import FAMILIES
-from attnquant.theta.lowrank import (
-    apply_factors,
-    fit_plain,
-    mean_base,
-    truncated_svd,
-)
+from attnquant.theta.dtypes import FLOAT32, Array
+from attnquant.theta.families import ATTN_FAMILIES, FAMILIES
+from attnquant.theta.lowrank import apply_factors, fit_plain, mean_base, truncated_svd
 from attnquant.theta.names import projection_name
 from attnquant.theta.statistics import input_of
 from attnquant.theta.weighted import fit_weighted, with_ridge
+from benching import COLOURS, interleaved, medians, write_report
 
 RANKS = (16, 64)
 LAYERS = (6, 7)
 """The band of the real model: two layers in its middle."""
 
-SHAPES = {
-    "4B": {"q_proj": (2048, 2560), "k_proj": (1024, 2560)},
-    "27B": {"q_proj": (4096, 5376), "k_proj": (2048, 5376)},
-}
-"""Matrices of larger models whose full SVD is a matter of a minute, not of hours."""
+LARGER = {"4B": FAMILIES, "27B": ATTN_FAMILIES}
+"""What of a layer is compared with full SVDs. A 27B's MLP would take minutes more."""
 
 SCALE = {
     "270M": (640, 2048, 1024, 256, 18),
@@ -55,7 +52,22 @@ SCALE = {
 }
 """Gemma 3's sizes: hidden, inner, query and key width, layers."""
 
+SCALING_RANK = 64
+
 Float32 = npt.NDArray[np.float32]
+
+
+class Point(NamedTuple):
+    """What the plain method took for one matrix of a model, in seconds."""
+
+    model: str
+    shape: tuple[int, int]
+    seconds: float
+
+    @property
+    def entries(self) -> int:
+        """How many entries the matrix has."""
+        return self.shape[0] * self.shape[1]
 
 
 def main() -> int:
@@ -64,27 +76,40 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    band = _band(options.checkpoint)
-    report: dict[str, Mapping[str, object]] = {
-        "real model": _real(band, options.rounds),
-        "larger matrices": _larger(),
-        "scaling": _scaling(options.out / "bench_decompose.png"),
-    }
-    path = options.out / "bench_decompose.json"
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    _show(report)
-    print(f"written to {path} and {path.with_suffix('.png')}")
+    model = _open(options.checkpoint)
+    real = _real(_band(model, LAYERS), options.rounds)
+    larger = {what: figure for name in LARGER for what, figure in _layer(name).items()}
+    points = _points()
+    line = _fitted(points)
+    predicted = {name: _predicted(name, line) for name in SCALE}
+    measured = _whole(model)
+    path = write_report(
+        options.out,
+        "bench_decompose",
+        {
+            "real model": real,
+            "larger layers": larger,
+            "scaling": {
+                "rank": SCALING_RANK,
+                "seconds": [point._asdict() for point in points],
+                "seconds per matrix entry": line[0],
+                "seconds per matrix": line[1],
+                "largest relative miss of the line": _miss(points, line),
+                "predicted seconds of fitting a model": predicted,
+                "measured seconds of fitting the 270M": measured,
+            },
+        },
+    )
+    picture = path.with_suffix(".png")
+    _draw(picture, points, line, predicted)
+    rows = [(name, f"{figure:.4g}") for name, figure in (real | larger).items()]
+    print(format_table(("what", "ratio"), rows))
+    print(f"the fitted line misses by at most {_miss(points, line):.0%}")
+    for name, seconds in predicted.items():
+        print(f"a whole {name}, plain, r=64: about {format_duration(seconds)}")
+    print(f"the 270M, measured: {measured:.1f} s, predicted {predicted['270M']:.1f} s")
+    print(f"written to {path} and {picture}")
     return 0
-
-
-def _medians(what: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return the median seconds of each, run in turn so that noise hits all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in what}
-    for _ in range(rounds):
-        for name, run in what.items():
-            seconds[name].append(_seconds(run))
-    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -93,15 +118,21 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _band(checkpoint: Path) -> dict[str, list[Float32]]:
-    """Read one band of the real model, in float32."""
+def _open(checkpoint: Path) -> Mapping[str, Array]:
+    """Open the real model under canonical names."""
     source = open_checkpoint(checkpoint)
     prefix_map = installed_plugins().find(source.architecture).prefix_map(source.config)
-    tensors = RenamedTensors(source.tensors, prefix_map.rename(source.tensors))
+    return RenamedTensors(source.tensors, prefix_map.rename(source.tensors))
+
+
+def _band(
+    model: Mapping[str, Array], layers: Sequence[int]
+) -> dict[str, list[Float32]]:
+    """Read one band, in float32."""
+    layers = tuple(layers)
     return {
         family: [
-            tensors[projection_name(layer, family)].astype(np.float32)
-            for layer in LAYERS
+            model[projection_name(layer, family)].astype(np.float32) for layer in layers
         ]
         for family in FAMILIES
     }
@@ -138,68 +169,85 @@ def _error(matrices: Sequence[Float32], found: Sequence[Float32]) -> float:
 
 
 def _real(band: Mapping[str, Sequence[Float32]], rounds: int) -> dict[str, float]:
+    """Compare the methods on one band of the real model."""
     inputs = {
         input_of(family): matrices[0].shape[1] for family, matrices in band.items()
     }
     moments = {name: _moments(width, len(LAYERS)) for name, width in inputs.items()}
-    float32 = np.dtype(np.float32)
 
     def full(rank: int) -> list[list[Float32]]:
         return [_full_svd(matrices, rank) for matrices in band.values()]
 
     def plain(rank: int) -> list[list[Float32]]:
-        fits = [fit_plain(list(ws), rank, float32) for ws in band.values()]
-        return [
-            [np.asarray(apply_factors(f.base, part)) for part in f.factors]
-            for f in fits
-        ]
+        fits = [fit_plain(list(ws), rank, FLOAT32) for ws in band.values()]
+        return [[apply_factors(f.base, part) for part in f.factors] for f in fits]
 
     def weighted(rank: int) -> None:
         for family, matrices in band.items():
             regular = [with_ridge(moment) for moment in moments[input_of(family)]]
-            fit = fit_weighted(list(matrices), regular, rank, float32)
+            fit = fit_weighted(list(matrices), regular, rank, FLOAT32)
             for part in fit.factors:
                 apply_factors(fit.base, part)
 
-    figures = {}
+    figures: dict[str, float] = {}
     for rank in RANKS:
-        medians = _medians(
-            {
-                "full": lambda rank=rank: full(rank),  # type: ignore[misc]
-                "plain": lambda rank=rank: plain(rank),  # type: ignore[misc]
-                "weighted": lambda rank=rank: weighted(rank),  # type: ignore[misc]
-            },
-            rounds,
-        )
+        methods = {"full": full, "plain": plain, "weighted": weighted}
+        cases = {name: partial(run, rank) for name, run in methods.items()}
+        took = medians(interleaved(cases, rounds))
         errors = [
             [_error(ws, found) for ws, found in zip(band.values(), fits, strict=True)]
             for fits in (plain(rank), full(rank))
         ]
         worst = max(ours / best for ours, best in zip(*errors, strict=True))
-        figures[f"plain r={rank}: times faster than a full SVD"] = (
-            medians["full"] / medians["plain"]
-        )
-        figures[f"plain r={rank}: error, times the smallest (worst family)"] = worst
-        figures[f"weighted r={rank}: times the plain method's time"] = (
-            medians["weighted"] / medians["plain"]
-        )
+        label = f"270M band, r={rank}"
+        figures |= {
+            f"{label}: plain, times faster than a full SVD": (
+                took["full"] / took["plain"]
+            ),
+            f"{label}: plain, error by the smallest (worst family)": worst,
+            f"{label}: weighted, times the plain method's time": (
+                took["weighted"] / took["plain"]
+            ),
+            f"{label}: weighted, times faster than a full SVD": (
+                took["full"] / took["weighted"]
+            ),
+        }
     return figures
 
 
-def _larger() -> dict[str, float]:
-    figures = {}
-    float32 = np.dtype(np.float32)
-    for model, shapes in SHAPES.items():
-        for family, shape in shapes.items():
-            matrix = _decaying(shape)
-            full = _seconds(lambda m=matrix: np.linalg.svd(m, full_matrices=False))  # type: ignore[misc]
+def _layer(model: str) -> dict[str, float]:
+    """Compare the plain method with full SVDs on one layer.
+
+    A full SVD is timed once for all matrices of a shape or its transpose: it takes as
+    long for either.
+    """
+    # The families of attention come first.
+    shapes = _layer_shapes(model)[: len(LARGER[model])]
+    full = 0.0
+    plain = dict.fromkeys(RANKS, 0.0)
+    worst = dict.fromkeys(RANKS, 0.0)
+    for tall in sorted({(max(shape), min(shape)) for shape in shapes}):
+        matrix = _decaying(tall)
+        started = time.perf_counter()
+        s = np.linalg.svd(matrix, full_matrices=False)[1]
+        took = time.perf_counter() - started
+        for shape, turned in ((tall, matrix), (tall[::-1], matrix.T.copy())):
+            if not (count := shapes.count(shape)):
+                continue
+            full += count * took
             for rank in RANKS:
-                plain = _medians(
-                    {"": lambda m=matrix, r=rank: truncated_svd(m, r, float32)},  # type: ignore[misc]
-                    3,
-                )[""]
-                name = f"{model} {family} {shape[0]}x{shape[1]} r={rank}"
-                figures[f"{name}: times faster than a full SVD"] = full / plain
+                svd = partial(truncated_svd, turned, rank, FLOAT32)
+                plain[rank] += count * min(_seconds(svd) for _ in range(2))
+                left, values, right = svd()
+                error = np.linalg.norm(turned - (left * values) @ right)
+                smallest = np.linalg.norm(s[rank:].astype(np.float64))
+                worst[rank] = max(worst[rank], float(error / smallest))
+    figures = {}
+    for rank in RANKS:
+        part = "layer" if LARGER[model] == FAMILIES else "attention"
+        label = f"{model} {part}, r={rank}: plain"
+        figures[f"{label}, times faster than a full SVD"] = full / plain[rank]
+        figures[f"{label}, error by the smallest (worst family)"] = worst[rank]
     return figures
 
 
@@ -215,88 +263,86 @@ def _layer_shapes(model: str) -> list[tuple[int, int]]:
     return [*attention, (inner, hidden), (inner, hidden), (hidden, inner)]
 
 
-def _scaling(picture: Path, rank: int = 64) -> dict[str, object]:
-    """Time one matrix of each shape, fit seconds to work, predict whole models."""
-    float32 = np.dtype(np.float32)
+def _points() -> list[Point]:
+    """Time the plain method on two matrices of each shape that a model has."""
     points = []
     for model in SCALE:
         for shape in sorted(set(_layer_shapes(model))):
-            matrix = _decaying(shape)
-            times = [
-                _seconds(lambda m=matrix: truncated_svd(m, rank, float32))  # type: ignore[misc]
-                for _ in range(3)
-            ]
-            points.append((model, shape, min(times)))
-    work = np.array([float(out_dim * in_dim) for _, (out_dim, in_dim), _ in points])
-    seconds = np.array([point[2] for point in points])
+            pair = [_decaying(shape), _decaying(shape)[::-1]]
+            fit = partial(fit_plain, pair, SCALING_RANK, FLOAT32)
+            # Half of it: a fit is of two layers.
+            points.append(Point(model, shape, min(_seconds(fit) for _ in range(2)) / 2))
+    return points
+
+
+def _fitted(points: Sequence[Point]) -> tuple[float, float]:
+    """Return seconds per entry and seconds per matrix, by least squares."""
+    terms = np.array([[point.entries, 1.0] for point in points])
+    seconds = np.array([point.seconds for point in points])
     # In relative terms, or the largest matrices alone would decide.
-    terms = np.stack([work, np.ones_like(work)], axis=1)
     slope, start = np.linalg.lstsq(
         terms / seconds[:, None], np.ones_like(seconds), rcond=None
     )[0]
-    predicted = {
-        model: sizes[-1]
-        * sum(
-            slope * out_dim * in_dim + start for out_dim, in_dim in _layer_shapes(model)
-        )
-        for model, sizes in SCALE.items()
-    }
-    _draw(picture, points, slope, start, predicted)
-    return {
-        "rank": rank,
-        "seconds per matrix entry": float(slope),
-        "seconds per matrix": float(start),
-        "largest relative miss of the line": float(
-            np.abs((terms @ [slope, start]) / seconds - 1).max()
-        ),
-        "predicted seconds for the plain method's factors": {
-            model: float(value) for model, value in predicted.items()
-        },
-    }
+    return float(slope), float(start)
+
+
+def _miss(points: Sequence[Point], line: tuple[float, float]) -> float:
+    slope, start = line
+    return max(abs((slope * p.entries + start) / p.seconds - 1) for p in points)
+
+
+def _predicted(model: str, line: tuple[float, float]) -> float:
+    slope, start = line
+    layers = SCALE[model][-1]
+    return layers * sum(slope * m * n + start for m, n in _layer_shapes(model))
+
+
+def _whole(model: Mapping[str, Array]) -> float:
+    """Time the plain method on the whole real model, reading left out."""
+    total = 0.0
+    for first in range(0, SCALE["270M"][-1], 2):
+        for matrices in _band(model, (first, first + 1)).values():
+            total += _seconds(partial(fit_plain, matrices, SCALING_RANK, FLOAT32))
+    return total
 
 
 def _draw(
     picture: Path,
-    points: Sequence[tuple[str, tuple[int, int], float]],
-    slope: float,
-    start: float,
+    points: Sequence[Point],
+    line: tuple[float, float],
     predicted: Mapping[str, float],
 ) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for model in predicted:
-        own = [(o * i, t) for name, (o, i), t in points if name == model]
-        label = f"{model}: {format_duration(predicted[model])} for all layers"
-        axes.loglog(*zip(*own, strict=True), "o", label=label)
-    sizes = [o * i for _, (o, i), _ in points]
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for colour, (model, seconds) in zip(COLOURS, predicted.items(), strict=False):
+        own = [point for point in points if point.model == model]
+        axes.loglog(
+            [point.entries / 1e6 for point in own],
+            [point.seconds for point in own],
+            "o",
+            color=colour,
+            label=f"{model} (all layers: {format_duration(seconds)})",
+        )
+    sizes = [point.entries for point in points]
     entries = np.geomspace(min(sizes), max(sizes))
+    slope, start = line
     axes.loglog(
-        entries, slope * entries + start, "k-", linewidth=1, label="fitted line"
+        entries / 1e6,
+        slope * entries + start,
+        color="#333333",
+        linewidth=1,
+        label="fitted line",
     )
-    axes.set_xlabel("entries of the matrix")
-    axes.set_ylabel("seconds")
-    axes.set_title("One truncated SVD of rank 64, at Gemma 3's shapes")
+    axes.set_xlabel("entries of the matrix, millions")
+    axes.set_ylabel("time a matrix, seconds")
+    axes.set_title("Plain method at rank 64, matrices of Gemma 3's shapes", loc="left")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend()
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
-
-
-def _show(report: Mapping[str, Mapping[str, object]]) -> None:
-    rows = [
-        (name, f"{figure:.2f}")
-        for part in ("real model", "larger matrices")
-        for name, figure in report[part].items()
-    ]
-    print(format_table(("what", "ratio"), rows))
-    predicted = report["scaling"]["predicted seconds for the plain method's factors"]
-    assert isinstance(predicted, dict)
-    for model, seconds in predicted.items():
-        print(f"a whole {model}, plain, r=64: about {format_duration(seconds)}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(picture, dpi=144)
 
 
 if __name__ == "__main__":
