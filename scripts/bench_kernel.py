@@ -8,9 +8,10 @@ ranks, in turn:
 - `fused`: the op, float32 and bfloat16 storage
 - `numpy`: the matmul of W_eff
 
-Weights rotate through more memory than the caches hold, as they do in a model. With
-one row a product is a read of its weights: its bytes a second are compared with those
-of copying memory, measured in the same turns.
+Weights rotate through more memory than the caches hold, as they do in a model, and all
+lie in one block, so that pages are as large for them as for what is copied. With one
+row a product is a read of its weights: its bytes a second are compared with those of
+copying memory, measured in the same turns.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +32,6 @@ from max.driver import CPU, Buffer
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import DeviceRef, Graph, TensorType, TensorValue
-from tqdm import tqdm
 
 from attnquant.cli.text import format_table
 from attnquant_kernels import mojo_package
@@ -50,11 +51,9 @@ Array = npt.NDArray[Any]
 SHAPES = {"270M": (2048, 640), "1B": (6912, 1152), "4B": (10240, 2560)}
 ROWS = (1, 8, 64, 512)
 RANKS = (0, 16, 64)
-GRAPH_BYTES = 48 << 20
-"""Float32 weights of one graph: several ops of a small shape, so that what MAX does
-once a call does not weigh on each."""
+PRODUCTS = 8
+"""Products of one graph, so that what MAX does once a call does not weigh on each."""
 
-MAX_OPS = 8
 MAX_CACHE = 512 << 20
 CASES = ("dense", "gemm", "fused float32", "fused bfloat16", "numpy")
 
@@ -64,7 +63,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--ranks", nargs="+", type=int, default=list(RANKS))
     options = parser.parse_args()
@@ -72,8 +71,11 @@ def main() -> int:
     copy = Copy(threads=2)
     found: list[Measured] = []
     settings = list(itertools.product(options.shapes, options.ranks))
-    for shape, rank in tqdm(settings, desc="shapes and ranks", disable=None):
+    for shape, rank in settings:
+        started = time.perf_counter()
         found += measure(session, copy, shape, rank, options.rounds)
+        took = time.perf_counter() - started
+        print(f"{shape}, r={rank}: compiled and measured in {took:.0f} s", flush=True)
     report = write_report(
         options.out, "kernel", {"measured": [m.json() for m in found]}
     )
@@ -121,24 +123,24 @@ class Measured:
 
 @dataclass
 class Rotation:
-    """One case: a compiled graph (or numpy), and sets of weights to run it on in turn.
+    """One case: a compiled graph (or numpy), and weights to run it on in turn.
 
     Attributes:
-        run: Called with x and a set of weights.
-        sets: The sets, more than the caches hold.
-        products: How many products a call computes.
+        run: Called with x and the operands of `PRODUCTS` products.
+        weights: Of one product each; together more than the caches hold.
         nbytes: Bytes of weights that a call reads.
     """
 
     run: Callable[[Any, Sequence[Any]], object]
-    sets: list[list[Any]]
-    products: int
+    weights: Sequence[Sequence[Any]]
     nbytes: int
 
     def on(self, x: object) -> Callable[[], object]:
-        """Return a call that uses the next set every time."""
-        turn = itertools.cycle(self.sets)
-        return lambda: self.run(x, next(turn))
+        """Return a call that goes on where the last one ended."""
+        turn = itertools.cycle(self.weights)
+        return lambda: self.run(
+            x, [each for _ in range(PRODUCTS) for each in next(turn)]
+        )
 
 
 def measure(
@@ -146,9 +148,12 @@ def measure(
 ) -> Iterator[Measured]:
     """Measure all cases of one shape and rank, for each number of rows."""
     out_dim, in_dim = SHAPES[shape]
-    ops = max(1, min(MAX_OPS, GRAPH_BYTES // (4 * out_dim * in_dim)))
+    shapes: list[tuple[int, ...]] = [(out_dim, in_dim)]
+    if rank:
+        shapes += [(out_dim, rank), (rank,), (rank, in_dim)]
+    wide, narrow = Block(shapes, DType.float32), Block(shapes, DType.bfloat16)
     rotations = {
-        case: rotation(session, case, shape, rank, ops)
+        case: rotation(session, case, narrow if "bfloat16" in case else wide)
         for case in CASES
         # Without a low-rank term there is nothing that gemm does otherwise.
         if rank or case != "gemm"
@@ -165,7 +170,7 @@ def measure(
             shape,
             rank,
             rows,
-            {case: times[case] / each.products for case, each in rotations.items()},
+            {case: seconds / PRODUCTS for case, seconds in times.items()},
             {
                 case: each.nbytes / times[case] / bandwidth
                 for case, each in rotations.items()
@@ -173,38 +178,62 @@ def measure(
         )
 
 
-def rotation(
-    session: InferenceSession, case: str, shape: str, rank: int, ops: int
-) -> Rotation:
-    """Compile a case, and lay out its weights."""
-    out_dim, in_dim = SHAPES[shape]
-    has_factors = rank > 0 and case not in {"dense", "numpy"}
-    shapes: list[tuple[int, ...]] = [(out_dim, in_dim)]
-    if has_factors:
-        shapes += [(out_dim, rank), (rank,), (rank, in_dim)]
-    dtype = DType.bfloat16 if case == "fused bfloat16" else DType.float32
-    size = 2 if dtype == DType.bfloat16 else 4
-    nbytes = size * sum(int(np.prod(s)) for s in shapes) * ops
-    count = 1 + min(MAX_CACHE, largest_cache()) // nbytes
-    sets = [
-        [weights(s, dtype, case) for _ in range(ops) for s in shapes]
-        for _ in range(count)
-    ]
+class Block:
+    """The weights of many products of one shape, in one piece of memory.
+
+    Attributes:
+        shapes: Of the operands of one product.
+        dtype: What they are stored in.
+        arrays: Those of each product: numpy's, of float32, or bits of bfloat16.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: DType) -> None:
+        """Fill it with small numbers; which ones does not matter to speed."""
+        self.shapes = shapes
+        self.dtype = dtype
+        item = np.dtype(np.uint16 if dtype == DType.bfloat16 else np.float32)
+        # Each begins with a cache line.
+        sizes = [-(-int(np.prod(s)) * item.itemsize // 64) * 64 for s in shapes]
+        count = PRODUCTS + min(MAX_CACHE, largest_cache()) // sum(sizes)
+        value = 0x3C00 if dtype == DType.bfloat16 else 2.0**-7
+        memory = np.full(count * sum(sizes) // item.itemsize, value, item)
+        ends = np.cumsum(sizes * count) // item.itemsize
+        starts = iter([0, *ends.tolist()])
+        self.arrays: list[list[Array]] = [
+            [
+                memory[start : start + int(np.prod(shape))].reshape(shape)
+                for shape, start in zip(shapes, starts, strict=False)
+            ]
+            for _ in range(count)
+        ]
+
+    def buffers(self, operands: int) -> list[list[Buffer]]:
+        """Return the first few operands of each product, for MAX."""
+        return [
+            [self._buffer(array) for array in arrays[:operands]]
+            for arrays in self.arrays
+        ]
+
+    def _buffer(self, array: Array) -> Buffer:
+        buffer = Buffer.from_numpy(array)
+        if array.dtype == np.float32:
+            return buffer
+        return buffer.view(self.dtype, array.shape)
+
+
+def rotation(session: InferenceSession, case: str, block: Block) -> Rotation:
+    """Compile a case, for weights of a block."""
+    has_factors = case == "gemm" or case.startswith("fused")
+    shapes = block.shapes if has_factors else block.shapes[:1]
+    size = 2 if block.dtype == DType.bfloat16 else 4
+    nbytes = size * sum(int(np.prod(shape)) for shape in shapes) * PRODUCTS
     if case == "numpy":
-        return Rotation(
-            lambda x, ws: [x @ weight.T for weight in ws], sets, ops, nbytes
-        )
-    model = compile_case(session, case, shapes, dtype, ops)
-    return Rotation(lambda x, ws: model.execute(x, *ws), sets, ops, nbytes)
-
-
-def weights(shape: tuple[int, ...], dtype: DType, case: str) -> Array | Buffer:
-    """Return a tensor of small numbers; which ones does not matter to speed."""
-    if dtype == DType.bfloat16:
-        bits = np.full(shape, 0x3C00, np.uint16)
-        return Buffer.from_numpy(bits).view(dtype, shape)
-    values = np.full(shape, 2.0**-7, np.float32)
-    return values if case == "numpy" else Buffer.from_numpy(values)
+        arrays = [arrays[:1] for arrays in block.arrays]
+        return Rotation(lambda x, ws: [x @ w.T for w in ws], arrays, nbytes)
+    model = compile_case(session, case, shapes, block.dtype)
+    return Rotation(
+        lambda x, ws: model.execute(x, *ws), block.buffers(len(shapes)), nbytes
+    )
 
 
 def compile_case(
@@ -212,9 +241,8 @@ def compile_case(
     case: str,
     shapes: Sequence[tuple[int, ...]],
     dtype: DType,
-    ops: int,
 ) -> Model:
-    """Compile `ops` products of one x, each with weights of its own.
+    """Compile `PRODUCTS` products of one x, each with weights of its own.
 
     MAX knows the shapes of its own products when it compiles them. The op does not ask
     for them before it runs, so one graph serves all.
@@ -222,7 +250,7 @@ def compile_case(
     dims: Sequence[tuple[int | str, ...]] = shapes
     if case.startswith("fused"):
         dims = [("out", "in"), ("out", "r"), ("r",), ("r", "in")][: len(shapes)]
-    return compile_graph(session, case, tuple(dims), dtype, ops)
+    return compile_graph(session, case, tuple(dims), dtype)
 
 
 @lru_cache
@@ -231,12 +259,11 @@ def compile_graph(
     case: str,
     dims: tuple[tuple[int | str, ...], ...],
     dtype: DType,
-    ops: int,
 ) -> Model:
     """Compile what `compile_case` asks for, once."""
     cpu = DeviceRef.CPU()
     x_type = TensorType(DType.float32, ("rows", dims[0][1]), cpu)
-    types = [TensorType(dtype, shape, cpu) for _ in range(ops) for shape in dims]
+    types = [TensorType(dtype, shape, cpu) for _ in range(PRODUCTS) for shape in dims]
     name = case.replace(" ", "_")
     extensions = [mojo_package()] if case.startswith("fused") else []
     with Graph(

@@ -115,12 +115,16 @@ def main() -> int:
     bench = Bench(kind, Accelerator() if kind is GPU else CPU())
     print(f"device: {bench.device.label} {bench.device.api}")
     failed: list[str] = []
-    if options.only in {None, "op"}:
-        failed += check_op(bench)
-    if options.only in {None, "time"}:
-        time_op(bench)
-    if options.only in {None, "model"}:
-        failed += check_model(kind)
+    parts = {
+        "op": partial(check_op, bench),
+        "time": partial(time_op, bench),
+        "model": partial(check_model, kind),
+    }
+    for name, part in parts.items():
+        if options.only in {None, name}:
+            started = time.perf_counter()
+            failed += part()
+            print(f"{name}: took {time.perf_counter() - started:.0f} s", flush=True)
     print("FAILED: " + ", ".join(failed) if failed else "all checks passed")
     return 1 if failed else 0
 
@@ -207,8 +211,12 @@ def check_op(bench: Bench) -> list[str]:
     return failed
 
 
-def time_op(bench: Bench) -> None:
-    """Print the time of the op as a ratio to MAX's own matmul of W_eff."""
+def time_op(bench: Bench) -> list[str]:
+    """Print the time of the op as a ratio to MAX's own matmul of W_eff.
+
+    Returns:
+        Nothing that failed: a time is no check.
+    """
     op = bench.load_op(factored=True)
     dense = bench.load("dense", [("rows", "in"), ("out", "in")], lambda x, w: x @ w.T)
     for shape in TIMED:
@@ -232,6 +240,7 @@ def time_op(bench: Bench) -> None:
             f" {own / fused:.2f} times as fast as MAX's matmul of W_eff",
             flush=True,
         )
+    return []
 
 
 def check_model(kind: Kind) -> list[str]:

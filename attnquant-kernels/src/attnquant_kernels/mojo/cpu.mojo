@@ -3,6 +3,7 @@
 from max.algorithm import sync_parallelize
 from max.gpu.host.device_context import DeviceContextBase
 from max.runtime.asyncrt import parallelism_level
+from std.atomic import Atomic
 from std.math import align_up, ceildiv
 from std.sys import CompilationTarget, size_of
 
@@ -33,6 +34,39 @@ comptime MIN_TASK_PRODUCTS = 1 << 15
 def task_count(products: Int, host: HostContext) -> Int:
     """Return how many tasks some multiplications should be split into."""
     return max(1, min(parallelism_level(host), products // MIN_TASK_PRODUCTS))
+
+
+@always_inline
+def share_columns[
+    Work: def(Int, Int, Int) -> None
+](
+    work: Work, columns: Int, unit: Int, shares: Int, tasks: Int, host: HostContext
+) raises:
+    """Spread columns over tasks, each of which takes a share when it is done with one:
+    cores of a shared machine are not equally fast, and do not begin together.
+
+    Args:
+        work: Called with a task's number and the columns to begin with and to stop
+            before, by several tasks at once.
+        columns: How many there are.
+        unit: What shares are a multiple of, the last one apart.
+        shares: How many there are for each task, about.
+        tasks: How many tasks there are.
+        host: Whose threads run them.
+    """
+    var parts = tasks * shares if tasks > 1 else 1
+    var share = max(unit, align_up(ceildiv(columns, parts), unit))
+    var taken = Atomic[Int64](0)
+
+    @always_inline
+    def run(task: Int) {imm, mut taken}:
+        while True:
+            var first = Int(taken.fetch_add(1)) * share
+            if first >= columns:
+                break
+            work(task, first, min(first + share, columns))
+
+    sync_parallelize(run, tasks, host)
 
 
 def multiply_share[

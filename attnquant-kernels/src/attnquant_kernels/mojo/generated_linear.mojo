@@ -5,12 +5,11 @@ import extensibility
 from extensibility import InputTensor, InputVariadicTensors, OutputTensor
 from max.algorithm import sync_parallelize
 from max.gpu.host import DeviceContext
-from std.atomic import Atomic
 from std.bit import pop_count
-from std.math import align_up, ceildiv
+from std.math import ceildiv
 
 from .amx import MAY_HAVE_UNIT, SIDE, configure, has_unit, release
-from .cpu import HostContext, multiply_share, task_count
+from .cpu import HostContext, multiply_share, share_columns, task_count
 from .gpu import multiply
 from .matrix import Matrix
 from .pieces import (
@@ -19,16 +18,21 @@ from .pieces import (
     Strips,
     aligned,
     blocks_of,
-    multiply_columns,
     pack_strip,
+    piece_width,
     scratch_words,
     strips_words,
 )
+from .tile import TILE_OUTS
+from .unit import multiply_columns
 
 
 comptime SHARES = 8
-"""Parts of the columns for each thread, which takes the next when it is done with one:
-cores of a shared machine are not equally fast."""
+"""Parts of the columns for each thread."""
+
+comptime FEW_SHARES = 4
+"""The same where reading weights is the limit: the begin of a part is read from memory
+before anything could ask for it."""
 
 
 @extensibility.register("attnquant_generated_linear")
@@ -122,7 +126,7 @@ def run_on_vectors[
     comptime if factored != 0:
         var tasks = task_count(rows * ranks * inner, host)
 
-        def reduce(task: Int) raises {imm}:
+        def reduce(task: Int) {imm}:
             var first = ranks * task // tasks
             var last = ranks * (task + 1) // tasks
             var begin = 0
@@ -146,9 +150,7 @@ def run_on_vectors[
     var columns = y.stride
     var tasks = task_count(rows * columns * (inner + ranks), host)
 
-    def expand(task: Int) raises {imm}:
-        var first = columns * task // tasks
-        var last = columns * (task + 1) // tasks
+    def expand(_task: Int, first: Int, last: Int) {imm}:
         var begin = 0
         var low_begin = 0
         comptime for p in range(projections):
@@ -168,7 +170,7 @@ def run_on_vectors[
                 multiply_share(part, x, w, inner, low, w, 0, rows, lo, hi)
             begin += width
 
-    sync_parallelize(expand, tasks, host)
+    share_columns(expand, columns, TILE_OUTS, FEW_SHARES, tasks, host)
     # The tasks above see this memory through pointers only.
     _ = memory^
 
@@ -206,11 +208,12 @@ def run_on_unit[
     var start = aligned(
         memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]()
     )
-    var x_pieces = Strips(start, blocks_of(inner))
+    var piece = piece_width[weights.dtype](rows)
+    var x_pieces = Strips(start, blocks_of(inner), piece)
     var low_start = start.unsafe_offset(strips_words(strips, inner))
     var scratch = start.unsafe_offset(size)
 
-    def reduce(task: Int) raises {imm}:
+    def reduce(task: Int) {imm}:
         var first = strips * task // pack_tasks
         var last = strips * (task + 1) // pack_tasks
         for strip in range(first, last):
@@ -247,7 +250,7 @@ def run_on_unit[
                     for row in range(first * SIDE, end):
                         for r in range(rank):
                             part.store(row, r, part.load[1](row, r) * s.load[1](0, r))
-                    var pieces = Strips(at_low, blocks_of(rank))
+                    var pieces = Strips(at_low, blocks_of(rank), piece)
                     for strip in range(first, last):
                         var row = strip * SIDE
                         pack_strip[natural](
@@ -258,52 +261,42 @@ def run_on_unit[
             release()
 
     sync_parallelize(reduce, pack_tasks, host)
-    var share = max(PANEL, align_up(ceildiv(columns, tasks * SHARES), PANEL))
-    var shares = ceildiv(columns, share)
-    var taken = Atomic[Int64](0)
 
-    def expand(task: Int) raises {imm, mut taken}:
+    def expand(task: Int, first: Int, last: Int) {imm}:
         configure()
-        while True:
-            var index = Int(taken.fetch_add(1))
-            if index >= shares:
-                break
-            var first = index * share
-            var last = min(first + share, columns)
-            var begin = 0
-            var at_low = low_start
-            comptime for p in range(projections):
-                comptime at = _first(factored, p)
-                var width = weights[at].dim_size(0)
-                var w = Matrix(of=weights[at].unsafe_ptr(), stride=inner)
-                var lo = max(first - begin, 0)
-                var hi = min(last - begin, width)
-                var rank = 0
-                var u = w
-                var pieces = x_pieces
-                comptime if _has_factors(factored, p):
-                    rank = weights[at + 3].dim_size(0)
-                    u = Matrix(of=weights[at + 1].unsafe_ptr(), stride=rank)
-                    pieces = Strips(at_low, blocks_of(rank))
-                    at_low = at_low.unsafe_offset(strips_words(strips, rank))
-                multiply_columns(
-                    y.part(0, begin),
-                    x_pieces,
-                    w,
-                    inner,
-                    pieces,
-                    u,
-                    rank,
-                    0,
-                    rows,
-                    lo,
-                    hi,
-                    scratch.unsafe_offset(task * scratch_size),
-                )
-                begin += width
+        var begin = 0
+        var at_low = low_start
+        comptime for p in range(projections):
+            comptime at = _first(factored, p)
+            var width = weights[at].dim_size(0)
+            var w = Matrix(of=weights[at].unsafe_ptr(), stride=inner)
+            var rank = 0
+            var u = w
+            var pieces = x_pieces
+            comptime if _has_factors(factored, p):
+                rank = weights[at + 3].dim_size(0)
+                u = Matrix(of=weights[at + 1].unsafe_ptr(), stride=rank)
+                pieces = Strips(at_low, blocks_of(rank), piece)
+                at_low = at_low.unsafe_offset(strips_words(strips, rank))
+            multiply_columns(
+                y.part(0, begin),
+                x_pieces,
+                w,
+                inner,
+                pieces,
+                u,
+                rank,
+                0,
+                rows,
+                max(first - begin, 0),
+                min(last - begin, width),
+                scratch.unsafe_offset(task * scratch_size),
+            )
+            begin += width
         release()
 
-    sync_parallelize(expand, tasks, host)
+    var shares = FEW_SHARES if rows <= SIDE else SHARES
+    share_columns(expand, columns, 2 * PANEL, shares, tasks, host)
     # The tasks above see this memory through pointers only.
     _ = memory^
     _ = low_memory^

@@ -36,7 +36,7 @@ the second-level cache."""
 comptime BLOCK_BYTES = 1 << 20
 """Of x in pieces, which the second-level cache holds while weights pass by."""
 
-comptime UNIT_ROWS[dtype: DType] = 5 if dtype == DType.bfloat16 else 25
+comptime UNIT_ROWS[dtype: DType] = 3 if dtype == DType.bfloat16 else 25
 """From so many rows of x on the unit is faster than vectors; measured."""
 
 comptime Words = SIMD[DType.uint32, SIDE]
@@ -52,15 +52,24 @@ struct Strips(ImplicitlyCopyable, RegisterPassable):
     var blocks: Int
     """Blocks of 32 columns of a strip."""
 
-    def __init__(out self, start: WordsAt, blocks: Int):
+    var width: Int
+    """Columns of a tile that a piece takes: as many as a strip has rows, at least."""
+
+    def __init__(out self, start: WordsAt, blocks: Int, width: Int):
         self.start = start
         self.blocks = blocks
+        self.width = width
+
+    @always_inline
+    def tiles(self) -> Int:
+        """Return how many tiles the pieces of a block take."""
+        return ceildiv(PIECES, SIDE // self.width)
 
     @always_inline
     def strip(self, index: Int, block: Int) -> WordsAt:
         """Return where the tiles of a block begin, piece after piece."""
         return self.start.unsafe_offset(
-            (index * self.blocks + block) * PIECES * TILE_WORDS
+            (index * self.blocks + block) * self.tiles() * TILE_WORDS
         )
 
 
@@ -107,16 +116,32 @@ def pieces_of[dtype: DType]() -> Int:
     return 1 if dtype == DType.bfloat16 else PIECES
 
 
+def piece_width[dtype: DType](rows: Int) -> Int:
+    """Return how many columns of a tile a piece of x takes.
+
+    A product of tiles takes as long whether they are full or not, so that pieces of few
+    rows share a tile. With weights in float32 so few rows are left to vectors.
+    """
+    comptime if dtype == DType.bfloat16:
+        if rows <= SIDE // PIECES:
+            return SIDE // PIECES
+        if rows <= SIDE // 2:
+            return SIDE // 2
+    return SIDE
+
+
 def strips_words(strips: Int, columns: Int) -> Int:
-    """Return the size of some strips."""
+    """Return the most that some strips take."""
     return strips * blocks_of(columns) * PIECES * TILE_WORDS
 
 
 def scratch_words[dtype: DType](inner: Int, rank: Int) -> Int:
     """Return how much a thread needs to work on a panel."""
-    var columns = inner if dtype == DType.bfloat16 else min(inner, PART)
-    var blocks = blocks_of(columns) + blocks_of(rank)
-    return blocks * pieces_of[dtype]() * 2 * TILE_WORDS + SIDE
+    comptime if dtype == DType.bfloat16:
+        # With few rows a panel has twice as many rows.
+        return (blocks_of(inner) + blocks_of(rank)) * 4 * TILE_WORDS + SIDE
+    var blocks = blocks_of(min(inner, PART)) + blocks_of(rank)
+    return blocks * PIECES * 2 * TILE_WORDS + SIDE
 
 
 def aligned(start: WordsAt) -> WordsAt:
@@ -149,7 +174,7 @@ def _rest(first: Values, second: Values) -> Words:
 
 
 @always_inline
-def _load_row[
+def load_row[
     dtype: DType
 ](source: Matrix[dtype], row: Int, column: Int, width: Int) -> SIMD[dtype, DEPTH]:
     """Load up to 32 neighbours, with zeros after."""
@@ -161,7 +186,8 @@ def _load_row[
 
 
 @always_inline
-def _transpose(mut values: Array[Words, SIDE]):
+def transpose(mut values: Array[Words, SIDE]):
+    """Turn a tile's rows into its columns."""
     # To interleave the halves of a list rotates the bits of an element's place by one.
     comptime for _ in range(4):
         var turned = Array[Words, SIDE](fill=Words(0))
@@ -173,7 +199,8 @@ def _transpose(mut values: Array[Words, SIDE]):
 
 
 @always_inline
-def _write(start: WordsAt, words: Words):
+def write(start: WordsAt, words: Words):
+    """Write a whole cache line."""
     start.unsafe_store[alignment=64](0, words)
 
 
@@ -189,10 +216,11 @@ def pack_strip[
             are, or 16 apart, which costs less.
     """
     var pieces = Array[Words, PIECES * SIDE](fill=Words(0))
+    var together = SIDE // strips.width
     for block in range(strips.blocks):
         var column = block * DEPTH
         for row in range(rows):
-            var values = _load_row(x, row, column, columns - column)
+            var values = load_row(x, row, column, columns - column)
             var first: Values
             var second: Values
             comptime if natural:
@@ -200,17 +228,21 @@ def pack_strip[
             else:
                 first = values.slice[SIDE, offset=0]()
                 second = values.slice[SIDE, offset=SIDE]()
-            comptime for p in range(PIECES - 1):
-                pieces[p * SIDE + row] = _split(first, second)
-            pieces[(PIECES - 1) * SIDE + row] = _rest(first, second)
+            comptime for p in range(PIECES):
+                var tile, place = divmod(p, together)
+                var at = tile * SIDE + place * strips.width + row
+                comptime if p < PIECES - 1:
+                    pieces[at] = _split(first, second)
+                else:
+                    pieces[at] = _rest(first, second)
         var to = strips.strip(index, block)
-        comptime for p in range(PIECES):
+        for t in range(strips.tiles()):
             var tile = Array[Words, SIDE](fill=Words(0))
             comptime for r in range(SIDE):
-                tile[r] = pieces[p * SIDE + r]
-            _transpose(tile)
+                tile[r] = pieces[t * SIDE + r]
+            transpose(tile)
             comptime for r in range(SIDE):
-                _write(to.unsafe_offset((p * SIDE + r) * SIDE), tile[r])
+                write(to.unsafe_offset((t * SIDE + r) * SIDE), tile[r])
 
 
 def prepare[
@@ -241,7 +273,7 @@ def _cut_block[
         comptime if dtype != DType.bfloat16:
             _ask_ahead(w, row, block, columns == w.stride)
         _cut(
-            _load_row(w, row, column, columns - column),
+            load_row(w, row, column, columns - column),
             to.unsafe_offset(row * SIDE),
         )
     for row in range(rows, PANEL):
@@ -265,14 +297,14 @@ def _ask_ahead[dtype: DType](w: Matrix[dtype], row: Int, block: Int, whole: Bool
 def _cut[dtype: DType](values: SIMD[dtype, DEPTH], to: WordsAt):
     """Write a row of tiles: its weights as they are, or in pieces."""
     comptime if dtype == DType.bfloat16:
-        _write(to, bitcast[DType.uint32, SIDE](values))
+        write(to, bitcast[DType.uint32, SIDE](values))
     else:
         var wide = rebind[SIMD[DType.float32, DEPTH]](values)
         var first = wide.slice[SIDE, offset=0]()
         var second = wide.slice[SIDE, offset=SIDE]()
         comptime for p in range(PIECES - 1):
-            _write(to.unsafe_offset(p * 2 * TILE_WORDS), _split(first, second))
-        _write(to.unsafe_offset((PIECES - 1) * 2 * TILE_WORDS), _rest(first, second))
+            write(to.unsafe_offset(p * 2 * TILE_WORDS), _split(first, second))
+        write(to.unsafe_offset((PIECES - 1) * 2 * TILE_WORDS), _rest(first, second))
 
 
 @always_inline
@@ -323,7 +355,7 @@ def _finish[
     var values = Array[Words, SIDE](fill=Words(0))
     comptime for r in range(SIDE):
         values[r] = scratch.unsafe_load[width=SIDE, alignment=64](r * SIDE)
-    _transpose(values)
+    transpose(values)
     comptime for r in range(SIDE):
         if r < rows:
             var sums = bitcast[DType.float32, SIDE](values[r])
@@ -391,7 +423,7 @@ def _multiply_pair[
     _ = memory
 
 
-def multiply_columns[
+def multiply_many[
     dtype: DType
 ](
     y: Matrix[DType.float32],
@@ -407,24 +439,8 @@ def multiply_columns[
     last: Int,
     scratch: WordsAt,
 ):
-    """Write columns `first` to `last` of some rows of ``y = x·wᵀ + low·uᵀ``.
-
-    Args:
-        y: ``[rows, out]``.
-        x: ``[rows, inner]``.
-        w: ``[out, inner]``.
-        inner: Columns of x and w.
-        low: ``[rows, rank]``.
-        u: ``[out, rank]``.
-        rank: Columns of `low` and u; with 0 there is no second product.
-        first_row: The first row of x, a multiple of 16.
-        last_row: The row of x to stop before.
-        first: The first row of w to work on.
-        last: The row of w to stop before.
-        scratch: `scratch_words` of this thread's own, from a whole cache line.
-    """
-    var few = last_row - first_row <= SIDE and dtype == DType.bfloat16
-    var splits = 1 if few and inner % DEPTH == 0 else ceildiv(inner, PART)
+    """Do what `multiply_columns` does, for any number of rows."""
+    var splits = ceildiv(inner, PART)
     var part = align_up(ceildiv(inner, max(1, splits)), DEPTH)
     var block_rows = max(
         PANEL, BLOCK_BYTES // (2 * PIECES * max(1, part)) // PANEL * PANEL

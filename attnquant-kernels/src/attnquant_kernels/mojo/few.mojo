@@ -1,0 +1,210 @@
+"""The matrix unit for few rows of x and weights in bfloat16: bound by reading them.
+
+Weights go from memory to the unit as they are. A tile of x meets four tiles of weights,
+so that it is loaded once for 4 KiB of them, and stays in the first-level cache.
+"""
+
+from std.memory import bitcast
+
+from .amx import SIDE, WordsAt, load, multiply, store, zero
+from .matrix import Matrix
+from .pieces import (
+    DEPTH,
+    Panel,
+    Strips,
+    TILE_WORDS,
+    Words,
+    aligned,
+    blocks_of,
+    load_row,
+    transpose,
+    write,
+)
+from .tile import INTO_SECOND_CACHE, LINE_BYTES
+
+comptime TILES = 4
+"""Tiles of weights, one above the other: four sums, each in a tile of the unit; two
+others are for weights and two for x."""
+
+comptime HEIGHT = TILES * SIDE
+"""Rows of weights that are worked on at a time."""
+
+comptime LINE_WORDS = LINE_BYTES // 4
+comptime Weights = Matrix[DType.bfloat16]
+comptime Values = SIMD[DType.float32, SIDE]
+
+
+def multiply_few(
+    y: Matrix[DType.float32],
+    x: Strips,
+    w: Weights,
+    inner: Int,
+    low: Strips,
+    u: Weights,
+    rank: Int,
+    first_row: Int,
+    rows: Int,
+    first: Int,
+    last: Int,
+    scratch: WordsAt,
+):
+    """Do what `multiply_columns` does, for up to 16 rows.
+
+    Args:
+        y: ``[rows, out]``.
+        x: ``[rows, inner]``.
+        w: ``[out, inner]``.
+        inner: Columns of x and w.
+        low: ``[rows, rank]``.
+        u: ``[out, rank]``.
+        rank: Columns of `low` and u; with 0 there is no second product.
+        first_row: The first row of x, a multiple of 16.
+        rows: How many.
+        first: The first row of w to work on.
+        last: The row of w to stop before.
+        scratch: `scratch_words` of this thread's own, from a whole cache line.
+    """
+    # A panel asks for the next, in order; nobody has asked for the first, and what
+    # follows the last is another thread's.
+    var panel_bytes = 2 * inner * min(HEIGHT, max(0, last - first))
+    var begin = w.part(first)
+    for line in range(panel_bytes // LINE_BYTES):
+        begin.prefetch[INTO_SECOND_CACHE](0, line * DEPTH)
+    if x.tiles() == 1:
+        _multiply_panels[1](
+            y, x, w, inner, low, u, rank, first_row, rows, first, last, scratch
+        )
+    elif x.tiles() == 2:
+        _multiply_panels[2](
+            y, x, w, inner, low, u, rank, first_row, rows, first, last, scratch
+        )
+    else:
+        _multiply_panels[3](
+            y, x, w, inner, low, u, rank, first_row, rows, first, last, scratch
+        )
+
+
+def _multiply_panels[
+    x_tiles: Int
+](
+    y: Matrix[DType.float32],
+    x: Strips,
+    w: Weights,
+    inner: Int,
+    low: Strips,
+    u: Weights,
+    rank: Int,
+    first_row: Int,
+    rows: Int,
+    first: Int,
+    last: Int,
+    scratch: WordsAt,
+):
+    var blocks = blocks_of(inner)
+    var rest = scratch.unsafe_offset(blocks * TILES * TILE_WORDS)
+    var memory = Array[UInt32, TILE_WORDS + SIDE](fill=0)
+    var sums = aligned(memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]())
+    for column in range(first, last, HEIGHT):
+        var columns = min(HEIGHT, last - column)
+        comptime for t in range(TILES):
+            zero[t]()
+        var panel = _prepare(w.part(column), columns, inner, scratch)
+        var at = x.strip(first_row // SIDE, 0)
+        if column + HEIGHT < last:
+            _accumulate[x_tiles, True](panel, at, blocks)
+        else:
+            _accumulate[x_tiles, False](panel, at, blocks)
+        if rank > 0:
+            panel = _prepare(u.part(column), columns, rank, rest)
+            at = low.strip(first_row // SIDE, 0)
+            _accumulate[x_tiles, False](panel, at, blocks_of(rank))
+        comptime for t in range(TILES):
+            if columns > t * SIDE:
+                store[t](sums)
+                _finish[x_tiles](
+                    y.part(first_row, column + t * SIDE),
+                    sums,
+                    x.width,
+                    rows,
+                    columns - t * SIDE,
+                )
+    _ = memory
+
+
+def _prepare(w: Weights, rows: Int, columns: Int, scratch: WordsAt) -> Panel:
+    """Return the tiles of up to 64 rows: where they are, if they can be used from
+    there, or in the scratch, with zeros where there is nothing."""
+    if rows >= HEIGHT and columns % DEPTH == 0:
+        var words = w.start.unsafe_bitcast[UInt32]()
+        return Panel(words, 2 * w.stride, SIDE * w.stride // 2, 0, SIDE)
+    for block in range(blocks_of(columns)):
+        var column = block * DEPTH
+        var to = scratch.unsafe_offset(block * TILES * TILE_WORDS)
+        for row in range(HEIGHT):
+            var words = Words(0)
+            if row < rows:
+                words = bitcast[DType.uint32, SIDE](
+                    load_row(w, row, column, columns - column)
+                )
+            write(to.unsafe_offset(row * SIDE), words)
+    return Panel(scratch, 4 * SIDE, TILE_WORDS, 0, TILES * TILE_WORDS)
+
+
+@always_inline
+def _accumulate[
+    x_tiles: Int, streams: Bool
+](panel: Panel, x: WordsAt, blocks: Int):
+    """Add the products of a panel and one strip to the sums in the unit."""
+    comptime products = x_tiles * TILES
+    var w = panel.start
+    var at = x
+    var ahead = panel.start.unsafe_offset(TILES * panel.tile_words)
+    for _ in range(blocks):
+        # Small pieces first, which is more exact.
+        comptime for i in range(x_tiles):
+            comptime x_tile = x_tiles - 1 - i
+            comptime right = 6 + i % 2
+            load[right](at.unsafe_offset(x_tile * TILE_WORDS), 4 * SIDE)
+            comptime for t in range(TILES):
+                comptime left = 4 + t % 2
+                load[left](w.unsafe_offset(t * panel.tile_words), panel.row_bytes)
+                multiply[t, left, right]()
+                comptime if streams:
+                    # Evenly: many at once would keep the tiles' own loads waiting.
+                    comptime step = i * TILES + t
+                    comptime for line in range(
+                        HEIGHT * step // products, HEIGHT * (step + 1) // products
+                    ):
+                        Matrix(of=ahead, stride=0).prefetch[INTO_SECOND_CACHE](
+                            0, line * LINE_WORDS
+                        )
+        comptime if streams:
+            ahead = ahead.unsafe_offset(HEIGHT * LINE_WORDS)
+        w = w.unsafe_offset(panel.block_words)
+        at = at.unsafe_offset(x_tiles * TILE_WORDS)
+
+
+@always_inline
+def _finish[
+    x_tiles: Int
+](y: Matrix[DType.float32], sums: WordsAt, width: Int, rows: Int, columns: Int):
+    """Write up to 16 columns of y from a tile of sums, which has a column for each row
+    of x, or for each piece of one."""
+    var words = Array[Words, SIDE](fill=Words(0))
+    comptime for r in range(SIDE):
+        words[r] = sums.unsafe_load[width=SIDE, alignment=LINE_BYTES](r * SIDE)
+    transpose(words)
+    for r in range(rows):
+        var values = bitcast[DType.float32, SIDE](words[r])
+        comptime if x_tiles == 1:
+            values += bitcast[DType.float32, SIDE](words[r + width]) + bitcast[
+                DType.float32, SIDE
+            ](words[r + 2 * width])
+        elif x_tiles == 2:
+            # The third piece went to the sums of the first.
+            values += bitcast[DType.float32, SIDE](words[r + width])
+        if columns >= SIDE:
+            y.start.unsafe_store[alignment=4](r * y.stride, values)
+        else:
+            for c in range(columns):
+                y.store(r, c, values[c])
