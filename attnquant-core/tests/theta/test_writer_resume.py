@@ -69,16 +69,25 @@ def test_a_run_that_goes_on_gives_the_bytes_of_one_that_was_never_stopped(
     assert sorted(p.name for p in tmp_path.iterdir() if p.name[0] == ".") == []
 
 
-@given(st.lists(st.integers(1, STEPS), max_size=4))
-@settings(max_examples=15)
+@given(
+    stops=st.lists(st.tuples(st.integers(1, STEPS), st.integers(1, 2)), max_size=4),
+    weighted=st.booleans(),
+)
+@settings(max_examples=20)
 def test_a_run_may_be_stopped_any_number_of_times(
-    tmp_path_factory: pytest.TempPathFactory, stops: list[int]
+    tmp_path_factory: pytest.TempPathFactory,
+    *,
+    stops: list[tuple[int, int]],
+    weighted: bool,
 ) -> None:
     folder = tmp_path_factory.mktemp("resume")
-    ready = plan(write_tiny_checkpoint(folder / "model"))
+    # Four layers a base: the weighted method takes turns.
+    model = write_tiny_checkpoint(folder / "model", 8)
+    statistics = write_tiny_statistics(folder / "s", model) if weighted else None
+    ready = plan(model, statistics=statistics)
     whole = contents(write_bundle(ready, folder / "whole").path)
-    for steps in stops:
-        interrupted(ready, folder / "bundle", steps)
+    for steps, jobs in stops:
+        interrupted(ready, folder / "bundle", steps, jobs=jobs)
     write_bundle(ready, folder / "bundle")
     assert whole == contents(folder / "bundle")
 

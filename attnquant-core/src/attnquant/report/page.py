@@ -25,12 +25,13 @@ p { max-width: 46rem; margin: .3rem 0 .8rem; }
 .quiet { color: #666; font-size: .9rem; }
 figure { margin: .6rem 0 1.4rem; background: #fff; border: 1px solid #e5e5e0;
          border-radius: 6px; padding: .8rem; overflow-x: auto; }
-img { display: block; max-width: 100%; height: auto; }
+img { display: block; width: 100%; min-width: 46rem; max-width: max-content;
+      height: auto; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .92rem; background: #fff; }
 th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #e5e5e0;
          white-space: nowrap; }
-th { font-weight: 600; color: #555; }
+th { font-weight: 600; color: #555; white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 """
 

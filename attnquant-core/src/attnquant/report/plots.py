@@ -60,7 +60,7 @@ _LIGHT_ON_DARK = 0.6
 _NUMBERED = 40
 """With more layers than this, cells are too narrow for numbers."""
 
-_FLOOR = 1e-3
+_FLOOR = 5e-3
 """Singular values below this share of the largest weight's are not drawn."""
 
 _WIDE = 50.0
@@ -116,7 +116,8 @@ def spectra(anatomy: Anatomy) -> bytes | None:
             if place + columns >= len(families):
                 axis.set_xlabel("index (1 is the largest)")
         # For all panels, which share the axis.
-        axes.flat[0].set_ylim(bottom=max(_FLOOR, axes.flat[0].get_ylim()[0]), top=2)
+        low, high = axes.flat[0].get_ylim()
+        axes.flat[0].set_ylim(bottom=max(_FLOOR, low), top=max(2.0, high))
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(
             handles, labels, loc="outside upper left", ncols=3, borderaxespad=0.4
@@ -164,6 +165,8 @@ def _maps(
     width = max(7.0, a_layer * layout.num_layers + 2.6)
     with mpl.rc_context(_STYLE):
         figure = _figure(width, (0.34 * len(families) + 1.25) * len(panels))
+        # A title keeps off the numbers of the layers above it.
+        figure.set_layout_engine("constrained", hspace=0.09)
         axes = figure.subplots(len(panels), 1, squeeze=False)
         for axis, (title, value) in zip(axes.flat, panels, strict=True):
             values = np.full((len(families), layout.num_layers), np.nan)
@@ -285,6 +288,8 @@ def _scatter(axis: Axes, name: str, evaluations: Sequence[EvaluationFigures]) ->
             va="top",
             fontsize=8.5,
             color="#666666",
+            # Over the grid's lines.
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
         )
     axis.set_yscale("log")
     low, high = axis.get_ylim()
