@@ -9,9 +9,11 @@ ranks, in turn:
 - `numpy`: the matmul of W_eff
 
 Weights rotate through more memory than the caches hold, as they do in a model, and all
-lie in one block, so that pages are as large for them as for what is copied. With one
-row a product is a read of its weights: its bytes a second are compared with those of
-copying memory, measured in the same turns.
+lie in one block, so that pages are as large for them as for what is copied. What is
+timed follows a call that is not: MAX's threads sleep a while after the last one, and to
+wake them takes longer than a small product. With one row a product is a read of its
+weights: its bytes a second are compared with those of copying memory, measured in the
+same turns (and not after another copy, which would leave a part of it in the cache).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from attnquant_kernels.graph import Projection, generated_linear
 from benching import (
     Copy,
     Panel,
-    interleaved,
+    in_turn,
     largest_cache,
     medians,
     write_bars,
@@ -53,6 +55,9 @@ ROWS = (1, 8, 64, 512)
 RANKS = (0, 16, 64)
 PRODUCTS = 8
 """Products of one graph, so that what MAX does once a call does not weigh on each."""
+
+RUN_BYTES = 256 << 20
+"""Float32 weights that a timed run reads, at least: several calls of a small shape."""
 
 MAX_CACHE = 512 << 20
 CASES = ("dense", "gemm", "fused float32", "fused bfloat16", "numpy")
@@ -164,18 +169,31 @@ def measure(
             case: each.on(x if case == "numpy" else Buffer.from_numpy(x))
             for case, each in rotations.items()
         }
-        times = medians(interleaved({**runs, "copy": copy}, rounds))
+        calls = 1 + RUN_BYTES // (4 * out_dim * in_dim * PRODUCTS)
+        cases = {case: partial(seconds, run, calls) for case, run in runs.items()}
+        cases["copy"] = partial(seconds, copy, 1, warm=False)
+        times = medians(in_turn(cases, rounds))
         bandwidth = copy.nbytes / times.pop("copy")
         yield Measured(
             shape,
             rank,
             rows,
-            {case: seconds / PRODUCTS for case, seconds in times.items()},
+            {case: value / PRODUCTS for case, value in times.items()},
             {
                 case: each.nbytes / times[case] / bandwidth
                 for case, each in rotations.items()
             },
         )
+
+
+def seconds(run: Callable[[], object], calls: int, *, warm: bool = True) -> float:
+    """Return the seconds of a call, by default after one that is not timed."""
+    if warm:
+        run()
+    started = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - started) / calls
 
 
 class Block:
