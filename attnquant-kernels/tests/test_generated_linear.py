@@ -162,7 +162,7 @@ def test_every_shape_is_within_the_error_bound(
     assert (np.abs(y - expected(x, projections)) <= error_bound(x, projections)).all()
 
 
-@pytest.mark.parametrize("rows", [1, 7, 32, 64, 300])
+@pytest.mark.parametrize("rows", [1, 4, 7, 12, 32, 64, 300])
 def test_real_sizes_spread_over_threads_are_within_the_error_bound(
     run: Run, storage: str, rows: int
 ) -> None:
