@@ -33,6 +33,7 @@ th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #e5e
          white-space: nowrap; }
 th { font-weight: 600; color: #555; white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
+th:nth-child(n+7) { min-width: 9rem; }
 """
 
 
