@@ -13,11 +13,12 @@ from attnquant.errors import ServingError
 MIN_CPU_WINDOW = 128
 """MAX's CPU attention does not compile for sliding windows narrower than this."""
 
-CPU_ROW = 16
+CPU_ROW = 32
 """How many float32 each row must be a multiple of where norms surround a residual.
 
 MAX 26.7's CPU kernel of a norm, an addition and a norm reads rows in whole aligned
-vectors, as AVX-512 has them.
+vectors of 16, as AVX-512 has them. In a model it crashes at 80 as well, since not every
+buffer begins at such a place; 64 and 96 are served.
 """
 
 
