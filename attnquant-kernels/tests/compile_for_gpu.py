@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from max.driver import (
@@ -13,7 +14,7 @@ from max.driver import (
 
 
 def compile_for(api: str, target: str) -> object:
-    """Return what has to live as long as the process, or MAX aborts at its end."""
+    """Return what has to live as long as the process."""
     set_virtual_device_api(api)
     set_virtual_device_target_arch(target)
     set_virtual_device_count(1)
@@ -37,4 +38,7 @@ def compile_for(api: str, target: str) -> object:
 
 if __name__ == "__main__":
     compiled = compile_for(*sys.argv[1:])
-    print(f"compiled for {sys.argv[2]}")
+    print(f"compiled for {sys.argv[2]}", flush=True)
+    # MAX 26.7 may abort while it takes down the device that is not there, which says
+    # nothing about what was compiled.
+    os._exit(0)
