@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from attnquant.theta.lowrank import apply_factors, fit_plain, mean_base, truncat
 from attnquant.theta.names import projection_name
 from attnquant.theta.statistics import input_of
 from attnquant.theta.weighted import fit_weighted, with_ridge
-from benching import COLOURS, interleaved, medians, write_report
+from benching import COLOURS, interleaved, medians, seconds_of, write_report
 
 RANKS = (16, 64)
 LAYERS = (6, 7)
@@ -112,12 +112,6 @@ def main() -> int:
     return 0
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
-
-
 def _open(checkpoint: Path) -> Mapping[str, Array]:
     """Open the real model under canonical names."""
     source = open_checkpoint(checkpoint)
@@ -129,7 +123,6 @@ def _band(
     model: Mapping[str, Array], layers: Sequence[int]
 ) -> dict[str, list[Float32]]:
     """Read one band, in float32."""
-    layers = tuple(layers)
     return {
         family: [
             model[projection_name(layer, family)].astype(np.float32) for layer in layers
@@ -237,7 +230,7 @@ def _layer(model: str) -> dict[str, float]:
             full += count * took
             for rank in RANKS:
                 svd = partial(truncated_svd, turned, rank, FLOAT32)
-                plain[rank] += count * min(_seconds(svd) for _ in range(2))
+                plain[rank] += count * min(seconds_of(svd) for _ in range(2))
                 left, values, right = svd()
                 error = np.linalg.norm(turned - (left * values) @ right)
                 smallest = np.linalg.norm(s[rank:].astype(np.float64))
@@ -270,8 +263,9 @@ def _points() -> list[Point]:
         for shape in sorted(set(_layer_shapes(model))):
             pair = [_decaying(shape), _decaying(shape)[::-1]]
             fit = partial(fit_plain, pair, SCALING_RANK, FLOAT32)
-            # Half of it: a fit is of two layers.
-            points.append(Point(model, shape, min(_seconds(fit) for _ in range(2)) / 2))
+            # Half of it, since a fit is of two layers.
+            best = min(seconds_of(fit) for _ in range(2))
+            points.append(Point(model, shape, best / 2))
     return points
 
 
@@ -302,7 +296,7 @@ def _whole(model: Mapping[str, Array]) -> float:
     total = 0.0
     for first in range(0, SCALE["270M"][-1], 2):
         for matrices in _band(model, (first, first + 1)).values():
-            total += _seconds(partial(fit_plain, matrices, SCALING_RANK, FLOAT32))
+            total += seconds_of(partial(fit_plain, matrices, SCALING_RANK, FLOAT32))
     return total
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from attnquant.serving.pages import ReadOnlyFiles
 from attnquant.serving.watch import FileWatch, end_with_files
+from attnquant.theta.dtypes import Array
 
 CONTENT = bytes(range(256)) * 64
 
@@ -92,16 +93,18 @@ def test_a_file_that_is_gone_is_not_watched(tmp_path: Path) -> None:
     assert FileWatch([str(tmp_path / "none")]).changed() is None
 
 
-def test_the_file_of_an_array_is_known(path: Path) -> None:
+def mapped(path: Path) -> Array:
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    whole = np.frombuffer(content, np.uint8)
+    return np.frombuffer(content, np.uint8)
+
+
+def test_the_file_of_an_array_is_known(path: Path) -> None:
+    whole = mapped(path)
     maps = ReadOnlyFiles()
     assert maps.path_of(whole) == maps.path_of(whole[100:200]) == str(path)
     assert maps.path_of(whole.copy()) is None
 
 
 def test_only_a_worker_of_a_server_watches(path: Path) -> None:
-    with path.open("rb") as file:
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    assert end_with_files([np.frombuffer(content, np.uint8)]) is None
+    assert end_with_files([mapped(path)]) is None
