@@ -21,11 +21,22 @@ comptime BLOCK_COLUMNS = 1024
 """A block of x. Beside a tile of weights it fits the first-level cache (48 KiB): a tile
 does 24 multiply-adds for 10 loads, and could not be fed from further away."""
 
-comptime UNSPLIT_ROWS = 4
-"""So few rows of x fit the first-level cache whatever their width."""
+comptime FEW_ROWS = 3 * TILE_ROWS
+"""So many rows of x are one block, which meets every weight while it is in the
+first-level cache: reading weights from memory is still the limit."""
 
-comptime ONE_ROW_OUTS[dtype: DType] = 4 if dtype == DType.float32 else 2
-"""Weight rows of a tile for one row of x; measured, out of cache."""
+comptime STREAMS = 4
+"""Weight rows that one row of x meets side by side, each in a part of its own: a core
+reads several places at once faster than one, as it follows each by itself, a page at a
+time."""
+
+comptime FEW_SHARES = 4
+"""Parts of the columns for each thread, at least, where reading weights is the limit:
+the begin of a part is read from memory before anything could ask for it."""
+
+comptime SHARE_BYTES = 1 << 20
+"""Weights of a part, at most, where reading them is the limit: whoever is done first
+waits for no more than another's last part."""
 
 comptime MIN_TASK_PRODUCTS = 1 << 15
 """Multiplications that are worth waking a second thread for."""
@@ -34,6 +45,20 @@ comptime MIN_TASK_PRODUCTS = 1 << 15
 def task_count(products: Int, host: HostContext) -> Int:
     """Return how many tasks some multiplications should be split into."""
     return max(1, min(parallelism_level(host), products // MIN_TASK_PRODUCTS))
+
+
+def few_shares[dtype: DType](weights: Int, tasks: Int) -> Int:
+    """Return into how many shares a task some columns should be split, where reading
+    their weights is the limit.
+
+    Parameters:
+        dtype: Storage dtype of the weights.
+
+    Args:
+        weights: How many there are, of all columns.
+        tasks: How many tasks there are.
+    """
+    return max(FEW_SHARES, weights * size_of[Scalar[dtype]]() // SHARE_BYTES // tasks)
 
 
 @always_inline
@@ -95,14 +120,20 @@ def multiply_share[
         rank: Columns of `low` and u; with 0 there is no second product.
         rows: Rows of x.
         first: The first row of w to work on.
-        last: The row of w to stop before.
+        last: The row of w to stop before; with none, there is nothing to do.
     """
+    if first >= last:
+        return
     if rows == 1:
         _multiply_row(y, x, w, inner, low, u, rank, first, last)
         return
-    var splits = 1 if rows <= UNSPLIT_ROWS else ceildiv(inner, BLOCK_COLUMNS)
+    if rows <= FEW_ROWS:
+        # Nothing meets the weights again.
+        _multiply_block(y, x, w, inner, low, u, rank, rows, first, last, False)
+        return
     # In whole vectors: a rest in every part would be slow.
-    var part = align_up(ceildiv(inner, max(1, splits)), LANES)
+    var splits = max(1, ceildiv(inner, BLOCK_COLUMNS))
+    var part = align_up(ceildiv(inner, splits), LANES)
     var panel = max(
         TILE_OUTS, PANEL_BYTES // max(1, min(part, inner) * size_of[Scalar[dtype]]())
     )
@@ -142,20 +173,17 @@ def _multiply_row[
     last: Int,
 ):
     """Write some columns of y for one row of x: bound by reading w, once, in order."""
-    comptime outs = ONE_ROW_OUTS[dtype]
-    var column = first
-    while column + outs <= last:
+    var apart = (last - first) // STREAMS
+    for column in range(first, first + apart):
         var part = u.part(column)
-        tile[1, outs, True](
-            y.part(0, column), x, w.part(column), inner, low, part, rank, False
+        tile[1, STREAMS, True](
+            y.part(0, column), x, w.part(column), inner, low, part, rank, False, apart
         )
-        column += outs
-    while column < last:
+    for column in range(first + STREAMS * apart, last):
         var part = u.part(column)
         tile[1, 1, True](
-            y.part(0, column), x, w.part(column), inner, low, part, rank, False
+            y.part(0, column), x, w.part(column), inner, low, part, rank, False, 1
         )
-        column += 1
 
 
 def _multiply_block[
@@ -174,8 +202,8 @@ def _multiply_block[
     adds: Bool,
 ):
     """Write some columns of y for one block of x, tile by tile."""
-    var column = first
-    while column + TILE_OUTS <= last:
+    var apart = (last - first) // TILE_OUTS
+    for column in range(first, first + apart):
         _multiply_tiles[TILE_OUTS](
             y.part(0, column),
             x,
@@ -186,9 +214,9 @@ def _multiply_block[
             rank,
             rows,
             adds,
+            apart,
         )
-        column += TILE_OUTS
-    while column < last:
+    for column in range(first + TILE_OUTS * apart, last):
         _multiply_tiles[1](
             y.part(0, column),
             x,
@@ -199,8 +227,8 @@ def _multiply_block[
             rank,
             rows,
             adds,
+            1,
         )
-        column += 1
 
 
 @always_inline
@@ -216,8 +244,9 @@ def _multiply_tiles[
     rank: Int,
     rows: Int,
     adds: Bool,
+    apart: Int,
 ):
-    """Write `outs` columns of y, in as few and as even tiles as the rows allow."""
+    """Write `outs` columns of y, `apart` from each other, in as few and as even tiles as the rows allow."""
     var row = 0
     while row < rows:
         var left = rows - row
@@ -226,21 +255,21 @@ def _multiply_tiles[
         # Only the first tile finds the weights in memory, if not in a cache.
         if left >= 6 and left != 8:
             tile[6, outs, True](
-                part, x.part(row), w, inner, terms, u, rank, adds
+                part, x.part(row), w, inner, terms, u, rank, adds, apart
             )
             row += 6
         elif left >= 4:
             tile[4, outs, True](
-                part, x.part(row), w, inner, terms, u, rank, adds
+                part, x.part(row), w, inner, terms, u, rank, adds, apart
             )
             row += 4
         elif left >= 2:
             tile[2, outs, True](
-                part, x.part(row), w, inner, terms, u, rank, adds
+                part, x.part(row), w, inner, terms, u, rank, adds, apart
             )
             row += 2
         else:
             tile[1, outs, False](
-                part, x.part(row), w, inner, terms, u, rank, adds
+                part, x.part(row), w, inner, terms, u, rank, adds, apart
             )
             row += 1

@@ -4,10 +4,11 @@ Weights go from memory to the unit as they are. A tile of x meets four tiles of 
 so that it is loaded once for 4 KiB of them, and stays in the first-level cache.
 """
 
+from std.math import ceildiv
 from std.memory import bitcast
 
 from .amx import SIDE, WordsAt, load, multiply, store, zero
-from .matrix import Matrix
+from .matrix import INTO_SECOND_CACHE, Matrix
 from .pieces import (
     DEPTH,
     Panel,
@@ -20,7 +21,7 @@ from .pieces import (
     transpose,
     write,
 )
-from .tile import INTO_SECOND_CACHE, LINE_BYTES
+from .tile import LINE_BYTES
 
 comptime TILES = 4
 """Tiles of weights, one above the other: four sums, each in a tile of the unit; two
@@ -61,15 +62,17 @@ def multiply_few(
         first_row: The first row of x, a multiple of 16.
         rows: How many.
         first: The first row of w to work on.
-        last: The row of w to stop before.
+        last: The row of w to stop before; with none, there is nothing to do.
         scratch: `scratch_words` of this thread's own, from a whole cache line.
     """
-    # A panel asks for the next, in order; nobody has asked for the first, and what
-    # follows the last is another thread's.
-    var panel_bytes = 2 * inner * min(HEIGHT, max(0, last - first))
-    var begin = w.part(first)
-    for line in range(panel_bytes // LINE_BYTES):
-        begin.prefetch[INTO_SECOND_CACHE](0, line * DEPTH)
+    if first >= last:
+        return
+    # A panel asks for the next; nobody has asked for the first, and what follows the
+    # last is another thread's.
+    var apart = (last - first) // HEIGHT * SIDE
+    for line in range(2 * inner * min(SIDE, apart) // LINE_BYTES):
+        comptime for t in range(TILES):
+            w.part(first).prefetch[INTO_SECOND_CACHE](t * apart, line * DEPTH)
     if x.tiles() == 1:
         _multiply_panels[1](
             y, x, w, inner, low, u, rank, first_row, rows, first, last, scratch
@@ -104,25 +107,31 @@ def _multiply_panels[
     var rest = scratch.unsafe_offset(blocks * TILES * TILE_WORDS)
     var memory = Array[UInt32, TILE_WORDS + SIDE](fill=0)
     var sums = aligned(memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]())
-    for column in range(first, last, HEIGHT):
-        var columns = min(HEIGHT, last - column)
+    var whole = (last - first) // HEIGHT
+    for index in range(ceildiv(last - first, HEIGHT)):
+        # The tiles of a panel are far apart, each in a part of its own: four places
+        # are read from faster than one. What fills no panel comes at the end.
+        var is_whole = index < whole
+        var column = first + index * (SIDE if is_whole else HEIGHT)
+        var apart = whole * SIDE if is_whole else SIDE
+        var columns = HEIGHT if is_whole else last - column
         comptime for t in range(TILES):
             zero[t]()
-        var panel = _prepare(w.part(column), columns, inner, scratch)
+        var panel = _prepare(w.part(column), columns, inner, apart, scratch)
         var at = x.strip(first_row // SIDE, 0)
-        if column + HEIGHT < last:
+        if index + 1 < whole:
             _accumulate[x_tiles, True](panel, at, blocks)
         else:
             _accumulate[x_tiles, False](panel, at, blocks)
         if rank > 0:
-            panel = _prepare(u.part(column), columns, rank, rest)
+            panel = _prepare(u.part(column), columns, rank, apart, rest)
             at = low.strip(first_row // SIDE, 0)
             _accumulate[x_tiles, False](panel, at, blocks_of(rank))
         comptime for t in range(TILES):
             if columns > t * SIDE:
                 store[t](sums)
                 _finish[x_tiles](
-                    y.part(first_row, column + t * SIDE),
+                    y.part(first_row, column + t * apart),
                     sums,
                     x.width,
                     rows,
@@ -131,20 +140,24 @@ def _multiply_panels[
     _ = memory
 
 
-def _prepare(w: Weights, rows: Int, columns: Int, scratch: WordsAt) -> Panel:
-    """Return the tiles of up to 64 rows: where they are, if they can be used from
-    there, or in the scratch, with zeros where there is nothing."""
+def _prepare(
+    w: Weights, rows: Int, columns: Int, apart: Int, scratch: WordsAt
+) -> Panel:
+    """Return the tiles of up to 64 rows, each `apart` rows from the last: where they
+    are, if they can be used from there, or in the scratch, with zeros where there is
+    nothing."""
     if rows >= HEIGHT and columns % DEPTH == 0:
         var words = w.start.unsafe_bitcast[UInt32]()
-        return Panel(words, 2 * w.stride, SIDE * w.stride // 2, 0, SIDE)
+        return Panel(words, 2 * w.stride, apart * w.stride // 2, 0, SIDE)
     for block in range(blocks_of(columns)):
         var column = block * DEPTH
         var to = scratch.unsafe_offset(block * TILES * TILE_WORDS)
         for row in range(HEIGHT):
             var words = Words(0)
             if row < rows:
+                var at = row // SIDE * apart + row % SIDE
                 words = bitcast[DType.uint32, SIDE](
-                    load_row(w, row, column, columns - column)
+                    load_row(w, at, column, columns - column)
                 )
             write(to.unsafe_offset(row * SIDE), words)
     return Panel(scratch, 4 * SIDE, TILE_WORDS, 0, TILES * TILE_WORDS)
@@ -158,7 +171,8 @@ def _accumulate[
     comptime products = x_tiles * TILES
     var w = panel.start
     var at = x
-    var ahead = panel.start.unsafe_offset(TILES * panel.tile_words)
+    # The next panel follows this one, tile by tile.
+    var ahead = panel.start.unsafe_offset(SIDE * panel.row_bytes // 4)
     for _ in range(blocks):
         # Small pieces first, which is more exact.
         comptime for i in range(x_tiles):
@@ -175,11 +189,13 @@ def _accumulate[
                     comptime for line in range(
                         HEIGHT * step // products, HEIGHT * (step + 1) // products
                     ):
-                        Matrix(of=ahead, stride=0).prefetch[INTO_SECOND_CACHE](
-                            0, line * LINE_WORDS
+                        Matrix(
+                            of=ahead, stride=panel.tile_words
+                        ).prefetch[INTO_SECOND_CACHE](
+                            line % TILES, line // TILES * LINE_WORDS
                         )
         comptime if streams:
-            ahead = ahead.unsafe_offset(HEIGHT * LINE_WORDS)
+            ahead = ahead.unsafe_offset(SIDE * LINE_WORDS)
         w = w.unsafe_offset(panel.block_words)
         at = at.unsafe_offset(x_tiles * TILE_WORDS)
 

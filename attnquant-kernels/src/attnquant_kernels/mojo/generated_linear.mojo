@@ -9,7 +9,13 @@ from std.bit import pop_count
 from std.math import ceildiv
 
 from .amx import MAY_HAVE_UNIT, SIDE, configure, has_unit, release
-from .cpu import HostContext, multiply_share, share_columns, task_count
+from .cpu import (
+    HostContext,
+    few_shares,
+    multiply_share,
+    share_columns,
+    task_count,
+)
 from .gpu import multiply
 from .matrix import Matrix
 from .pieces import (
@@ -29,11 +35,6 @@ from .unit import multiply_columns
 
 comptime SHARES = 8
 """Parts of the columns for each thread."""
-
-comptime FEW_SHARES = 4
-"""The same where reading weights is the limit: the begin of a part is read from memory
-before anything could ask for it."""
-
 
 @extensibility.register("attnquant_generated_linear")
 struct GeneratedLinear:
@@ -170,7 +171,8 @@ def run_on_vectors[
                 multiply_share(part, x, w, inner, low, w, 0, rows, lo, hi)
             begin += width
 
-    share_columns(expand, columns, TILE_OUTS, FEW_SHARES, tasks, host)
+    var shares = few_shares[weights.dtype](columns * inner, tasks)
+    share_columns(expand, columns, TILE_OUTS, shares, tasks, host)
     # The tasks above see this memory through pointers only.
     _ = memory^
 
@@ -295,7 +297,9 @@ def run_on_unit[
             begin += width
         release()
 
-    var shares = FEW_SHARES if rows <= SIDE else SHARES
+    var shares = SHARES
+    if rows <= SIDE:
+        shares = few_shares[weights.dtype](columns * inner, tasks)
     share_columns(expand, columns, 2 * PANEL, shares, tasks, host)
     # The tasks above see this memory through pointers only.
     _ = memory^

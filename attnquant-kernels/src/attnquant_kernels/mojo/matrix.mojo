@@ -3,6 +3,10 @@
 from std.sys import align_of
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
+comptime INTO_FIRST_CACHE = PrefetchOptions().for_read().high_locality().to_data_cache()
+comptime INTO_SECOND_CACHE = PrefetchOptions().for_read().medium_locality(
+).to_data_cache()
+
 
 struct Matrix[dtype: DType](ImplicitlyCopyable, RegisterPassable):
     """Where a row-major matrix (or a part of one) begins, and its row stride."""
@@ -32,6 +36,11 @@ struct Matrix[dtype: DType](ImplicitlyCopyable, RegisterPassable):
         return Self(
             self.start.unsafe_offset(row * self.stride + column), self.stride
         )
+
+    @always_inline
+    def every(self, step: Int) -> Self:
+        """Return the rows 0, `step`, 2·`step` and so on."""
+        return Self(self.start, step * self.stride)
 
     @always_inline
     def load[

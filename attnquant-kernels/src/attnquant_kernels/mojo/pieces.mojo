@@ -16,8 +16,7 @@ from std.sys import size_of
 from std.sys.intrinsics import masked_load
 
 from .amx import SIDE, WordsAt, load, multiply, store, zero
-from .matrix import Matrix
-from .tile import INTO_SECOND_CACHE
+from .matrix import INTO_SECOND_CACHE, Matrix
 
 comptime DEPTH = 32
 """Columns of bfloat16 of a tile, which is 1 KiB."""

@@ -1,9 +1,8 @@
 """A register tile of dot products: the inner loop of every product on a CPU."""
 
 from std.sys import simd_width_of, size_of
-from std.sys.intrinsics import PrefetchOptions
 
-from .matrix import Matrix
+from .matrix import INTO_FIRST_CACHE, Matrix
 
 comptime LANES = simd_width_of[DType.float32]()
 comptime Lanes = SIMD[DType.float32, LANES]
@@ -19,15 +18,14 @@ comptime MIN_CHAINS = 8
 """Sums that grow side by side: a fused multiply-add takes four cycles and two start
 in each, so fewer would leave the units waiting for one another."""
 
-comptime AHEAD_BYTES = 8192
-"""How far ahead of the products weights are asked for. The next rows of a row-major
-matrix follow in memory, so this is what the same thread reads soon. Left alone, a core
-has no more reads under way than its window of instructions holds, which for bfloat16,
-at three instructions a half line, is half of what memory could deliver."""
+comptime AHEAD_BYTES = 2048
+"""How far ahead of the products weights are asked for, in each row of a tile. The next
+row of a row-major matrix follows in memory, so this is what the same thread reads soon.
+Left alone, a core has no more reads under way than its window of instructions holds,
+which for bfloat16, at three instructions a half line, is half of what memory could
+deliver."""
 
 comptime LINE_BYTES = 64
-comptime INTO_SECOND_CACHE = PrefetchOptions().for_read().medium_locality(
-).to_data_cache()
 
 
 @always_inline
@@ -42,6 +40,7 @@ def tile[
     u: Matrix[dtype],
     rank: Int,
     adds: Bool,
+    apart: Int,
 ):
     """Write ``y = x·wᵀ + low·uᵀ`` for a few rows and columns, or add that to y.
 
@@ -52,20 +51,23 @@ def tile[
         dtype: Storage dtype of w and u; they are widened in registers.
 
     Args:
-        y: ``[rows, outs]``.
+        y: ``[rows, out]``; columns 0, `apart`, 2·`apart` and so on are written.
         x: ``[rows, inner]``.
-        w: ``[outs, inner]``.
+        w: ``[out, inner]``; the rows of the same numbers are read.
         inner: Columns of x and w.
         low: ``[rows, rank]``, not looked at if the rank is 0.
-        u: ``[outs, rank]``, likewise.
+        u: ``[out, rank]``, likewise.
         rank: Columns of `low` and u.
         adds: Whether to add to what y holds.
+        apart: From one column of y, and row of w and u, to the next.
     """
     comptime depth = max(1, MIN_CHAINS // (rows * outs))
     # One set of sums for both products: what costs is their reduction to scalars.
     var sums = Array[Lanes, depth * outs * rows](fill=Lanes(0))
-    var done = _add_products[rows, outs, depth, streams](sums, x, w, inner)
-    var low_done = _add_products[rows, outs, depth, False](sums, low, u, rank)
+    var base = w.every(apart)
+    var factor = u.every(apart)
+    var done = _add_products[rows, outs, depth, streams](sums, x, base, inner)
+    var low_done = _add_products[rows, outs, depth, False](sums, low, factor, rank)
     # Tested once: widths are whole vectors almost always, and 24 tests would cost
     # a quarter of the products.
     var has_rest = done < inner or low_done < rank
@@ -76,11 +78,11 @@ def tile[
                 lanes += sums[(d * outs + o) * rows + r]
             var value = lanes.reduce_add()
             if has_rest:
-                value += _rest(x.part(r), w.part(o), done, inner)
-                value += _rest(low.part(r), u.part(o), low_done, rank)
+                value += _rest(x.part(r), base.part(o), done, inner)
+                value += _rest(low.part(r), factor.part(o), low_done, rank)
             if adds:
-                value += y.load[1](r, o)[0]
-            y.store(r, o, value)
+                value += y.load[1](r, o * apart)[0]
+            y.store(r, o * apart, value)
 
 
 @always_inline
@@ -117,7 +119,7 @@ def _add_step[
     comptime begins_line = chain * LANES * bytes % LINE_BYTES < LANES * bytes
     comptime for o in range(outs):
         comptime if streams and begins_line:
-            w.prefetch[INTO_SECOND_CACHE](o, column + AHEAD_BYTES // bytes)
+            w.prefetch[INTO_FIRST_CACHE](o, column + AHEAD_BYTES // bytes)
         var weights = w.load[LANES](o, column)
         comptime for r in range(rows):
             comptime at = (chain * outs + o) * rows + r
