@@ -11,6 +11,7 @@ from .amx import SIDE, WordsAt, load, multiply, store, zero
 from .matrix import INTO_SECOND_CACHE, Matrix
 from .pieces import (
     DEPTH,
+    FEW_TILES,
     Panel,
     Strips,
     TILE_WORDS,
@@ -23,11 +24,7 @@ from .pieces import (
 )
 from .tile import LINE_BYTES
 
-comptime TILES = 4
-"""Tiles of weights, one above the other: four sums, each in a tile of the unit; two
-others are for weights and two for x."""
-
-comptime HEIGHT = TILES * SIDE
+comptime HEIGHT = FEW_TILES * SIDE
 """Rows of weights that are worked on at a time."""
 
 comptime LINE_WORDS = LINE_BYTES // 4
@@ -71,13 +68,9 @@ def multiply_few(
     # last is another thread's.
     var apart = (last - first) // HEIGHT * SIDE
     for line in range(2 * inner * min(SIDE, apart) // LINE_BYTES):
-        comptime for t in range(TILES):
+        comptime for t in range(FEW_TILES):
             w.part(first).prefetch[INTO_SECOND_CACHE](t * apart, line * DEPTH)
-    if x.tiles() == 1:
-        _multiply_panels[1](
-            y, x, w, inner, low, u, rank, first_row, rows, first, last, scratch
-        )
-    elif x.tiles() == 2:
+    if x.tiles() == 2:
         _multiply_panels[2](
             y, x, w, inner, low, u, rank, first_row, rows, first, last, scratch
         )
@@ -104,7 +97,7 @@ def _multiply_panels[
     scratch: WordsAt,
 ):
     var blocks = blocks_of(inner)
-    var rest = scratch.unsafe_offset(blocks * TILES * TILE_WORDS)
+    var rest = scratch.unsafe_offset(blocks * FEW_TILES * TILE_WORDS)
     var memory = Array[UInt32, TILE_WORDS + SIDE](fill=0)
     var sums = aligned(memory.unsafe_ptr().unsafe_origin_cast[MutUntrackedOrigin]())
     var whole = (last - first) // HEIGHT
@@ -115,7 +108,7 @@ def _multiply_panels[
         var column = first + index * (SIDE if is_whole else HEIGHT)
         var apart = whole * SIDE if is_whole else SIDE
         var columns = HEIGHT if is_whole else last - column
-        comptime for t in range(TILES):
+        comptime for t in range(FEW_TILES):
             zero[t]()
         var panel = _prepare(w.part(column), columns, inner, apart, scratch)
         var at = x.strip(first_row // SIDE, 0)
@@ -127,7 +120,7 @@ def _multiply_panels[
             panel = _prepare(u.part(column), columns, rank, apart, rest)
             at = low.strip(first_row // SIDE, 0)
             _accumulate[x_tiles, False](panel, at, blocks_of(rank))
-        comptime for t in range(TILES):
+        comptime for t in range(FEW_TILES):
             if columns > t * SIDE:
                 store[t](sums)
                 _finish[x_tiles](
@@ -151,7 +144,7 @@ def _prepare(
         return Panel(words, 2 * w.stride, apart * w.stride // 2, 0, SIDE)
     for block in range(blocks_of(columns)):
         var column = block * DEPTH
-        var to = scratch.unsafe_offset(block * TILES * TILE_WORDS)
+        var to = scratch.unsafe_offset(block * FEW_TILES * TILE_WORDS)
         for row in range(HEIGHT):
             var words = Words(0)
             if row < rows:
@@ -160,7 +153,7 @@ def _prepare(
                     load_row(w, at, column, columns - column)
                 )
             write(to.unsafe_offset(row * SIDE), words)
-    return Panel(scratch, 4 * SIDE, TILE_WORDS, 0, TILES * TILE_WORDS)
+    return Panel(scratch, 4 * SIDE, TILE_WORDS, 0, FEW_TILES * TILE_WORDS)
 
 
 @always_inline
@@ -168,7 +161,7 @@ def _accumulate[
     x_tiles: Int, streams: Bool
 ](panel: Panel, x: WordsAt, blocks: Int):
     """Add the products of a panel and one strip to the sums in the unit."""
-    comptime products = x_tiles * TILES
+    comptime products = x_tiles * FEW_TILES
     var w = panel.start
     var at = x
     # The next panel follows this one, tile by tile.
@@ -179,20 +172,20 @@ def _accumulate[
             comptime x_tile = x_tiles - 1 - i
             comptime right = 6 + i % 2
             load[right](at.unsafe_offset(x_tile * TILE_WORDS), 4 * SIDE)
-            comptime for t in range(TILES):
+            comptime for t in range(FEW_TILES):
                 comptime left = 4 + t % 2
                 load[left](w.unsafe_offset(t * panel.tile_words), panel.row_bytes)
                 multiply[t, left, right]()
                 comptime if streams:
                     # Evenly: many at once would keep the tiles' own loads waiting.
-                    comptime step = i * TILES + t
+                    comptime step = i * FEW_TILES + t
                     comptime for line in range(
                         HEIGHT * step // products, HEIGHT * (step + 1) // products
                     ):
                         Matrix(
                             of=ahead, stride=panel.tile_words
                         ).prefetch[INTO_SECOND_CACHE](
-                            line % TILES, line // TILES * LINE_WORDS
+                            line % FEW_TILES, line // FEW_TILES * LINE_WORDS
                         )
         comptime if streams:
             ahead = ahead.unsafe_offset(SIDE * LINE_WORDS)
@@ -212,11 +205,7 @@ def _finish[
     transpose(words)
     for r in range(rows):
         var values = bitcast[DType.float32, SIDE](words[r])
-        comptime if x_tiles == 1:
-            values += bitcast[DType.float32, SIDE](words[r + width]) + bitcast[
-                DType.float32, SIDE
-            ](words[r + 2 * width])
-        elif x_tiles == 2:
+        comptime if x_tiles == 2:
             # The third piece went to the sums of the first.
             values += bitcast[DType.float32, SIDE](words[r + width])
         if columns >= SIDE:

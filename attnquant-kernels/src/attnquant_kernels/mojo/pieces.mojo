@@ -25,6 +25,10 @@ comptime PANEL = 2 * SIDE
 """Rows of weights that are worked on at a time: two tiles, each against two of x. Four
 sums fill half of the unit's eight tiles, and need the fewest loads."""
 
+comptime FEW_TILES = 4
+"""The same with few rows of x, all of them in one tile: four sums; two tiles of the unit
+are for weights in turn, and two for x."""
+
 comptime PIECES = 3
 comptime TILE_WORDS = SIDE * SIDE
 
@@ -35,7 +39,7 @@ the second-level cache."""
 comptime BLOCK_BYTES = 1 << 20
 """Of x in pieces, which the second-level cache holds while weights pass by."""
 
-comptime UNIT_ROWS[dtype: DType] = 3 if dtype == DType.bfloat16 else 25
+comptime UNIT_ROWS[dtype: DType] = 8 if dtype == DType.bfloat16 else 25
 """From so many rows of x on the unit is faster than vectors; measured."""
 
 comptime Words = SIMD[DType.uint32, SIDE]
@@ -122,8 +126,6 @@ def piece_width[dtype: DType](rows: Int) -> Int:
     rows share a tile. With weights in float32 so few rows are left to vectors.
     """
     comptime if dtype == DType.bfloat16:
-        if rows <= SIDE // PIECES:
-            return SIDE // PIECES
         if rows <= SIDE // 2:
             return SIDE // 2
     return SIDE
@@ -137,8 +139,8 @@ def strips_words(strips: Int, columns: Int) -> Int:
 def scratch_words[dtype: DType](inner: Int, rank: Int) -> Int:
     """Return how much a thread needs to work on a panel."""
     comptime if dtype == DType.bfloat16:
-        # With few rows a panel has twice as many rows.
-        return (blocks_of(inner) + blocks_of(rank)) * 4 * TILE_WORDS + SIDE
+        # With few rows of x a panel has the most.
+        return (blocks_of(inner) + blocks_of(rank)) * FEW_TILES * TILE_WORDS + SIDE
     var blocks = blocks_of(min(inner, PART)) + blocks_of(rank)
     return blocks * PIECES * 2 * TILE_WORDS + SIDE
 
