@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _UNKNOWN_CACHE = 512 << 20
 
 _BAR_INCHES = 0.24
 _PANEL_INCHES = 1.15
+_PANELS_IN_A_COLUMN = 2
 
 
 def in_turn(
@@ -175,17 +177,25 @@ class Panel:
 
 
 def write_bars(out: Path, name: str, panels: Sequence[Panel]) -> Path:
-    """Draw panels below each other into ``out/name.png``."""
+    """Draw panels into ``out/name.png``: two beside each other if there are many."""
+    columns = 2 if len(panels) > _PANELS_IN_A_COLUMN else 1
+    rows = [panels[i : i + columns] for i in range(0, len(panels), columns)]
     heights = [
-        _PANEL_INCHES + _BAR_INCHES * len(p.labels) * (len(p.series) + 0.6)
-        for p in panels
+        max(
+            _PANEL_INCHES + _BAR_INCHES * len(p.labels) * (len(p.series) + 0.6)
+            for p in row
+        )
+        for row in rows
     ]
     # Without pyplot, which keeps figures in a global table.
-    figure = Figure(figsize=(9.0, sum(heights)), layout="constrained")
+    figure = Figure(figsize=(9.0 * columns, sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)
-    for axis, panel in zip(axes.flat, panels, strict=True):
-        _draw(axis, panel)
+    axes = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+    for axis, panel in zip_longest(axes.flat, panels):
+        if panel is None:
+            axis.set_axis_off()
+        else:
+            _draw(axis, panel)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.png"
     figure.savefig(path, dpi=144)

@@ -67,9 +67,9 @@ def multiply_few(
     # A panel asks for the next; nobody has asked for the first, and what follows the
     # last is another thread's.
     var apart = (last - first) // HEIGHT * SIDE
-    for line in range(2 * inner * min(SIDE, apart) // LINE_BYTES):
-        comptime for t in range(FEW_TILES):
-            w.part(first).prefetch[INTO_SECOND_CACHE](t * apart, line * DEPTH)
+    if apart > 0:
+        _ask_for(w.part(first), inner, apart)
+        _ask_for(u.part(first), rank, apart)
     if x.tiles() == 2:
         _multiply_panels[2](
             y, x, w, inner, low, u, rank, first_row, rows, first, last, scratch
@@ -113,6 +113,7 @@ def _multiply_panels[
         var panel = _prepare(w.part(column), columns, inner, apart, scratch)
         var at = x.strip(first_row // SIDE, 0)
         if index + 1 < whole:
+            _ask_for(u.part(column + SIDE), rank, apart)
             _accumulate[x_tiles, True](panel, at, blocks)
         else:
             _accumulate[x_tiles, False](panel, at, blocks)
@@ -131,6 +132,14 @@ def _multiply_panels[
                     columns - t * SIDE,
                 )
     _ = memory
+
+
+@always_inline
+def _ask_for(w: Weights, columns: Int, apart: Int):
+    """Ask for a panel, whose tiles are `apart` rows from each other."""
+    for line in range(2 * columns * SIDE // LINE_BYTES):
+        comptime for t in range(FEW_TILES):
+            w.prefetch[INTO_SECOND_CACHE](t * apart, line * DEPTH)
 
 
 def _prepare(

@@ -47,7 +47,7 @@ def tile[
     Parameters:
         rows: Rows of x, `low` and y.
         outs: Rows of w and u, and columns of y.
-        streams: Whether w comes from memory, and should be asked for ahead.
+        streams: Whether w and u come from memory, and should be asked for ahead.
         dtype: Storage dtype of w and u; they are widened in registers.
 
     Args:
@@ -67,7 +67,7 @@ def tile[
     var base = w.every(apart)
     var factor = u.every(apart)
     var done = _add_products[rows, outs, depth, streams](sums, x, base, inner)
-    var low_done = _add_products[rows, outs, depth, False](sums, low, factor, rank)
+    var low_done = _add_products[rows, outs, depth, streams](sums, low, factor, rank)
     # Tested once: widths are whole vectors almost always, and 24 tests would cost
     # a quarter of the products.
     var has_rest = done < inner or low_done < rank
@@ -101,7 +101,7 @@ def _add_products[
             _add_step[rows, outs, d, streams](sums, x, w, column + d * LANES)
         column += LANES * depth
     while column + LANES <= inner:
-        _add_step[rows, outs, 0, False](sums, x, w, column)
+        _add_step[rows, outs, 0, streams](sums, x, w, column)
         column += LANES
     return column
 
