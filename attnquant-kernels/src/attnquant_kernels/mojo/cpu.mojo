@@ -246,7 +246,8 @@ def _multiply_tiles[
     adds: Bool,
     apart: Int,
 ):
-    """Write `outs` columns of y, `apart` from each other, in as few and as even tiles as the rows allow."""
+    """Write `outs` columns of y, `apart` from each other, in as few and as even tiles as
+    the rows allow."""
     var row = 0
     while row < rows:
         var left = rows - row

@@ -27,6 +27,10 @@ from .tile import LINE_BYTES
 comptime HEIGHT = FEW_TILES * SIDE
 """Rows of weights that are worked on at a time."""
 
+comptime ASKED_BYTES = 1 << 18
+"""The largest panel that is asked for ahead, measured: what is asked for, what is worked
+on and x in pieces share the second-level cache."""
+
 comptime LINE_WORDS = LINE_BYTES // 4
 comptime Weights = Matrix[DType.bfloat16]
 comptime Values = SIMD[DType.float32, SIDE]
@@ -68,7 +72,8 @@ def multiply_few(
     # last is another thread's.
     var apart = (last - first) // HEIGHT * SIDE
     if apart > 0:
-        _ask_for(w.part(first), inner, apart)
+        if _asks(inner):
+            _ask_for(w.part(first), inner, apart)
         _ask_for(u.part(first), rank, apart)
     if x.tiles() == 2:
         _multiply_panels[2](
@@ -114,6 +119,7 @@ def _multiply_panels[
         var at = x.strip(first_row // SIDE, 0)
         if index + 1 < whole:
             _ask_for(u.part(column + SIDE), rank, apart)
+        if index + 1 < whole and _asks(inner):
             _accumulate[x_tiles, True](panel, at, blocks)
         else:
             _accumulate[x_tiles, False](panel, at, blocks)
@@ -132,6 +138,12 @@ def _multiply_panels[
                     columns - t * SIDE,
                 )
     _ = memory
+
+
+@always_inline
+def _asks(inner: Int) -> Bool:
+    """Return whether panels of so many columns are asked for ahead."""
+    return 2 * inner * HEIGHT <= ASKED_BYTES
 
 
 @always_inline

@@ -34,7 +34,8 @@ from .unit import multiply_columns
 
 
 comptime SHARES = 8
-"""Parts of the columns for each thread."""
+"""Parts of the columns for each thread, where reading weights is not the limit."""
+
 
 @extensibility.register("attnquant_generated_linear")
 struct GeneratedLinear:
